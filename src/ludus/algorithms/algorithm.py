@@ -1,0 +1,32 @@
+"""The Algorithm interface: what a group's tokens are worth, and what a token's loss is. Algorithms know no engine and no environment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ludus.types import Batch, Group
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """The sampled tokens of a microbatch, flat (N,). `logprobs` carries the gradient, at the sampling temperature."""
+
+    logprobs: Tensor  # current policy
+    old_logprobs: Tensor  # the policy at the start of this step, without gradient
+    behaviour_logprobs: Tensor  # what the engine reported
+    advantages: Tensor
+    weights: Tensor  # the loss is sum(weights * token_loss)
+
+
+class Algorithm(Protocol):
+    def batch(self, groups: Seq[Group]) -> Batch:
+        """Sequences with advantages and weights. Pure; deterministic in the order of groups."""
+        ...
+
+    def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss per token (N,), and per-token diagnostics (N,) that the trainer averages over the batch."""
+        ...

@@ -1,0 +1,252 @@
+"""Every knob, one typed tree. Promise: a key is consumed or rejected, with the near name; nothing is silently ignored.
+
+A run is a TOML file plus dotted overrides (`trainer.lr=1e-4`). The docstring under a field is its help text.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ludus.errors import ConfigError, nearest
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    name: str = "tiny"
+    """A folder, a hub name, a pulled model (`ludus models list`), or `tiny`, which is made from scratch."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:N."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: float32 on a CPU, bfloat16 on a GPU."""
+    chat_template: str = ""
+    """A Jinja file that replaces the model's own chat template."""
+    tool_format: Literal["auto", "hermes", "llama3", "smollm2", "json"] = "auto"
+    """How the model writes tool calls; auto reads it off the chat template."""
+
+
+class EnvironmentConfig(Section):
+    weight: float = Field(default=1.0, gt=0)
+    """Share of the groups, relative to the other environments."""
+    max_turns: int | None = Field(default=None, gt=0)
+    """Overrides rollout.max_turns for this environment."""
+    options: dict[str, Any] = {}
+    """Handed to the environment's constructor, which rejects what it does not know."""
+
+
+class RolloutConfig(Section):
+    group_size: int = Field(default=8, ge=1)
+    """Attempts at one task that are compared with each other."""
+    min_group_size: int = Field(default=2, ge=1)
+    """A group with fewer scored attempts than this is dropped and counted."""
+    retries: int = Field(default=1, ge=0)
+    """How often a failed attempt is started anew before it is left out."""
+    max_turns: int = Field(default=16, gt=0)
+    max_turn_tokens: int = Field(default=64, gt=0)
+    """Sampled tokens of one turn; a turn that reaches it ends the session as max_turn_tokens."""
+    max_tokens: int = Field(default=1024, gt=0)
+    """Prompt, observations and samples of one session; reaching it ends the session as max_tokens."""
+    max_invalid: int = Field(default=3, ge=0)
+    """Invalid actions a session survives; one more ends it as invalid."""
+    max_observation_chars: int = Field(default=8000, gt=0)
+    """A longer observation is cut, and says so."""
+    turn_timeout_s: float = Field(default=60.0, gt=0)
+    """Wall clock of one call into the environment."""
+    session_timeout_s: float = Field(default=900.0, gt=0)
+    temperature: float = Field(default=1.0, gt=0)
+
+
+class EngineConfig(Section):
+    kind: Literal["embedded", "server"] = "embedded"
+    url: str = ""
+    """server: base URL of an OpenAI-compatible endpoint that returns token ids and logprobs, e.g. http://127.0.0.1:8000/v1."""
+    max_running: int = Field(default=64, gt=0)
+    """Sequences decoded together; the others wait."""
+    max_cached: int = Field(default=128, gt=0)
+    """Sessions whose keys and values are kept between turns; the least recently used makes room."""
+    max_waiting: int = Field(default=4096, gt=0)
+    """Requests that may queue; beyond it `generate` waits before it queues (back-pressure)."""
+    prefill_tokens: int = Field(default=1024, gt=0)
+    """Prompt tokens computed between two decode steps, so that long prompts do not stall running sequences."""
+    deterministic: bool = False
+    """One sequence per forward pass: tokens do not depend on who else is in the batch. Slow; for tests and exact resume."""
+    threads: int = Field(default=1, ge=0)
+    """CPU threads of a forward pass; 0 leaves torch's default."""
+
+    @model_validator(mode="after")
+    def _url_fits_kind(self) -> EngineConfig:
+        if (self.kind == "server") != bool(self.url):
+            raise ValueError(f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' and only with it")
+        return self
+
+
+class PipelineConfig(Section):
+    steps: int = Field(default=100, gt=0)
+    groups_per_step: int = Field(default=8, gt=0)
+    max_staleness: int = Field(default=1, ge=0)
+    """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
+    probe_tolerance: float = Field(default=0.0, ge=0)
+    """Largest logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.2 in bfloat16."""
+
+    @property
+    def slots(self) -> int:
+        return (self.max_staleness + 1) * self.groups_per_step
+
+
+class AlgorithmConfig(Section):
+    kind: Literal["grpo"] = "grpo"
+    normalise: Literal["std", "none"] = "std"
+    """std divides the group-centred reward by the group's standard deviation (GRPO); none only centres it (Dr. GRPO)."""
+    aggregate: Literal["token", "trajectory"] = "token"
+    """token: every sampled token of the batch weighs the same; trajectory: every trajectory does, however long or forked."""
+    drop_zero_variance: bool = True
+    """Groups without a difference in reward carry no gradient; leave them out of the denominator too."""
+    clip_low: float = Field(default=0.2, ge=0, lt=1)
+    clip_high: float = Field(default=0.2, ge=0)
+    importance_cap: float = Field(default=2.0, ge=0)
+    """Token weights min(p_old / p_engine, cap) correct for the gap between engine and trainer; 0 switches the correction off."""
+
+
+class TrainerConfig(Section):
+    lr: float = Field(default=1e-4, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    microbatch_tokens: int = Field(default=4096, gt=0)
+    """Tokens packed into one forward and backward pass; gradients accumulate over the microbatches of a step."""
+    threads: int = Field(default=1, ge=0)
+    """CPU threads of the trainer; 0 leaves torch's default."""
+
+
+class SftConfig(Section):
+    trajectories: str = ""
+    """A run folder or a trajectories file to clone; empty: the environments' own solvers play."""
+    mistakes: float = Field(default=0.0, ge=0, le=1)
+    """Chance that the solver plays a random valid action instead of its own."""
+    num_trajectories: int = Field(default=1000, gt=0)
+    """Played by the solvers, divided between the environments by weight."""
+    steps: int = Field(default=200, gt=0)
+    batch_tokens: int = Field(default=4096, gt=0)
+    lr: float = Field(default=2e-3, gt=0)
+    warmup_steps: int = Field(default=10, ge=0)
+
+
+class EvaluationConfig(Section):
+    every: int = Field(default=0, ge=0)
+    """Evaluate on held-out tasks every so many steps, while training goes on; 0: only when asked."""
+    split: str = "test"
+    num_tasks: int = Field(default=64, gt=0)
+    """Per environment."""
+    attempts: int = Field(default=1, gt=0)
+    temperature: float = Field(default=1.0, ge=0)
+
+
+class StoreConfig(Section):
+    folder: str = "runs"
+    checkpoint_every: int = Field(default=50, ge=0)
+    """In optimiser steps; 0: only at the end and on Ctrl-C."""
+    keep_checkpoints: int = Field(default=2, gt=0)
+    trajectories: bool = True
+    """Store every trajectory."""
+    tensorboard: bool = True
+
+
+class RunConfig(Section):
+    name: str = "run"
+    """The run's folder is STORE.FOLDER/NAME."""
+    seed: int = 0
+    model: ModelConfig = ModelConfig()
+    environments: dict[str, EnvironmentConfig] = {}
+    rollout: RolloutConfig = RolloutConfig()
+    engine: EngineConfig = EngineConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    sft: SftConfig = SftConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    store: StoreConfig = StoreConfig()
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.store.folder) / self.name
+
+    @model_validator(mode="after")
+    def _sound(self) -> RunConfig:
+        if self.rollout.min_group_size > self.rollout.group_size:
+            raise ValueError(
+                f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
+                "no group could ever be complete"
+            )
+        return self
+
+
+def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
+    """The resolved run: the TOML file (if any), then overrides such as "trainer.lr=1e-4"."""
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"run file {str(path)!r} does not exist; expected a TOML file. `ls configs` shows the shipped ones.") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
+    for override in overrides:
+        _apply(data, override)
+    return parse_config(data)
+
+
+def parse_config(data: Mapping[str, Any]) -> RunConfig:
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(detail) for detail in error.errors())) from None
+
+
+def dump_config(config: RunConfig) -> str:
+    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+
+
+def _apply(data: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"override {override!r} is not of the form key=value, e.g. trainer.lr=1e-4")
+    *sections, name = key.strip().split(".")
+    for section in sections:
+        data = data.setdefault(section, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
+    try:
+        data[name] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        data[name] = text  # an unquoted string: model.name=tiny
+
+
+def _explain(detail: Any) -> str:
+    path = [str(part) for part in detail["loc"]]
+    key = ".".join(path)
+    if detail["type"] == "extra_forbidden":
+        known = _fields_at(path[:-1])
+        near = nearest(path[-1], known)
+        return f"unknown key {key!r}.{near} Known here: {', '.join(known)}."
+    got = "" if detail["type"] == "value_error" else f" (got {detail['input']!r})"
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{key}: {message}{got}" if key else message
+
+
+def _fields_at(path: list[str]) -> list[str]:
+    model: Any = RunConfig
+    for part in path:
+        if isinstance(model, type) and issubclass(model, Section) and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            model = get_args(annotation)[1] if annotation is not None and get_args(annotation) else annotation
+        # a name inside a mapping (environments.NAME) keeps the mapping's value type
+    return sorted(model.model_fields) if isinstance(model, type) and issubclass(model, Section) else []

@@ -34,6 +34,8 @@ class ModelConfig(Section):
 
 
 class EnvironmentConfig(Section):
+    source: str = ""
+    """Where the class is, as module:Class or file.py (or file.py:Class); empty: the section's name is a registered environment."""
     weight: float = Field(default=1.0, gt=0)
     """Share of the groups, relative to the other environments."""
     max_turns: int | None = Field(default=None, gt=0)
@@ -111,8 +113,19 @@ class AlgorithmConfig(Section):
     """Groups without a difference in reward carry no gradient; leave them out of the denominator too."""
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.2, ge=0)
+    centre: Literal["old", "behaviour"] = "old"
+    """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported (AgentRL)."""
     importance_cap: float = Field(default=2.0, ge=0)
-    """Token weights min(p_old / p_engine, cap) correct for the gap between engine and trainer; 0 switches the correction off."""
+    """centre = old: token weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
+
+    @model_validator(mode="after")
+    def _cap_needs_old_centre(self) -> AlgorithmConfig:
+        if self.centre == "behaviour" and "importance_cap" in self.model_fields_set and self.importance_cap:
+            raise ValueError(
+                f"algorithm.importance_cap is {self.importance_cap} with algorithm.centre 'behaviour', where the ratio itself holds the "
+                "correction; leave the cap out, or use centre 'old'"
+            )
+        return self
 
 
 class TrainerConfig(Section):

@@ -1,0 +1,133 @@
+"""JSON lines on disk. Promise: every line that was written is there after `kill -9` or a full disk, and a torn one never hides another.
+
+A line goes to the kernel in one unbuffered write before `append` returns, so only a crash of the whole machine can take it back.
+Files are always valid JSON: numbers that JSON does not know are written as the strings "NaN", "Infinity" and "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ludus.errors import StoreFailed, describe
+
+
+class LineFile:
+    """An append-only file of JSON lines with a single writer."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with naming_failure("open", path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            self._end_torn_line()
+
+    def append(self, value: Mapping[str, Any]) -> int:
+        """Writes one line and returns the file's size."""
+        data = encode_line(value)
+        with naming_failure("append to", self.path):
+            before = os.fstat(self._fd).st_size
+            try:
+                _write_all(self._fd, data)
+            except OSError:
+                with suppress(OSError):  # the half line stays; the next open ends it
+                    os.ftruncate(self._fd, before)
+                raise
+            return before + len(data)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _end_torn_line(self) -> None:
+        """A process killed while it wrote left half a line: end it, so that the next line is its own."""
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            _write_all(self._fd, b"\n")
+
+
+def read_lines(path: Path, *, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """The objects of a file; a line that cannot be read is reported as file:line and skipped. A missing file has no lines."""
+    if not path.exists():
+        return
+    with naming_failure("read", path), path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                value = json.loads(line)
+            except ValueError:  # also a UnicodeDecodeError
+                report(_broken(path, number, line))
+                continue
+            if isinstance(value, dict):
+                yield value
+            else:
+                report(f"{path}:{number}: expected a JSON object, got {type(value).__name__}; skipped")
+
+
+def encode_line(value: Mapping[str, Any]) -> bytes:
+    try:
+        text = _dumps(value, ensure_ascii=False)
+    except ValueError:  # NaN or an infinity somewhere
+        value = _without_nan(value)
+        text = _dumps(value, ensure_ascii=False)
+    try:
+        return text.encode() + b"\n"
+    except UnicodeEncodeError:  # half a surrogate pair, which a model can sample: only an escape holds it
+        return _dumps(value, ensure_ascii=True).encode() + b"\n"
+
+
+@contextmanager
+def naming_failure(verb: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(
+            f"cannot {verb} {path}: {describe(error)}. What was written before is intact; "
+            "free space or make the folder writable, then go on with --resume."
+        ) from error
+
+
+def _dumps(value: Any, *, ensure_ascii: bool) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """What an author's metrics and task data may hold beside JSON's own types; anything else is kept as text, never refused."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    return str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, Mapping):
+        return {key: _without_nan(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(item) for item in value]
+    return value
+
+
+def _broken(path: Path, number: int, line: bytes) -> str:
+    torn = not line.endswith(b"\n")
+    why = "torn by a process that ended while it wrote" if torn else "not valid JSON"
+    return f"{path}:{number}: {len(line)} bytes, {why}; skipped"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,164 @@
+"""One run's folder: what lies where, who may write. Promise: a run is never overwritten, and never written by two processes at once.
+
+config.toml              the resolved run
+metrics.jsonl            one line per optimiser step
+events.jsonl             started, resumed, checkpoint, publish, failures, ...
+evaluations.jsonl        one line per evaluation on held-out tasks
+trajectories/*.jsonl     every trajectory; a new file when one is full, and on every resume
+checkpoints/  export/  tensorboard/
+report.md  plots/        written by `ludus report`
+lock                     held while a process writes; the kernel frees it when the process dies
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from ludus.config import RunConfig, dump_config, load_config
+from ludus.errors import ConfigError, StoreFailed, nearest
+from ludus.store.lines import encode_line, naming_failure, read_lines
+from ludus.store.trajectories import StoredTrajectory, stored_from_dict
+
+Report = Callable[[str], None]
+
+
+def warn(problem: str) -> None:
+    warnings.warn(problem, stacklevel=2)
+
+
+class RunFolder:
+    """Paths and readers of a run. `create` and `resume` also take the lock, which `close` gives back; `open` only reads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_file = path / "config.toml"
+        self.metrics_file = path / "metrics.jsonl"
+        self.events_file = path / "events.jsonl"
+        self.evaluations_file = path / "evaluations.jsonl"
+        self.report_file = path / "report.md"
+        self.trajectories = path / "trajectories"
+        self.checkpoints = path / "checkpoints"
+        self.export = path / "export"
+        self.tensorboard = path / "tensorboard"
+        self.plots = path / "plots"
+        self.resumed_at: int | None = None
+        self._lock: int | None = None
+
+    # ------------------------------------------------------------------------------------------------ open
+
+    @classmethod
+    def create(cls, config: RunConfig) -> Self:
+        """A new run's folder, locked."""
+        folder = cls(config.folder)
+        if folder.config_file.exists():
+            raise ConfigError(
+                f"{folder.path} already holds a run. Give this one another name (name=...), go on with that one (--resume), "
+                f"or delete it: rm -r {folder.path}"
+            )
+        folder._take_lock()
+        folder._write_config(config)
+        return folder
+
+    @classmethod
+    def resume(cls, config: RunConfig, *, step: int) -> Self:
+        """An existing run's folder, locked, with the metrics and evaluations after `step` cut off: those steps will be made again.
+
+        Trajectories are kept; those of the cut steps are marked as superseded when they are read.
+        """
+        folder = cls.open(config.folder)
+        folder._take_lock()
+        folder._write_config(config)
+        for path in (folder.metrics_file, folder.evaluations_file):
+            _keep(path, until=step)
+        folder.resumed_at = step
+        return folder
+
+    @classmethod
+    def open(cls, run: str | Path, *, root: str | Path = "runs") -> Self:
+        """An existing run by its path, or by its name under `root`, for reading."""
+        for path in (Path(run), Path(root) / run):
+            if (path / "config.toml").is_file():
+                return cls(path)
+        known = sorted(path.parent.name for path in Path(root).glob("*/config.toml"))
+        listing = f" Runs in {root}: {', '.join(known)}." if known else f" There are no runs in {root}."
+        raise ConfigError(f"{str(run)!r} is not a run folder (no config.toml).{nearest(str(run), known)}{listing}")
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # ------------------------------------------------------------------------------------------------ read
+
+    def config(self) -> RunConfig:
+        return load_config(self.config_file)
+
+    def metrics(self, *, report: Report = warn) -> list[dict[str, Any]]:
+        return list(read_lines(self.metrics_file, report=report))
+
+    def events(self, *, report: Report = warn) -> list[dict[str, Any]]:
+        return list(read_lines(self.events_file, report=report))
+
+    def evaluations(self, *, report: Report = warn) -> list[dict[str, Any]]:
+        return list(read_lines(self.evaluations_file, report=report))
+
+    def records(self, *, report: Report = warn) -> Iterator[dict[str, Any]]:
+        """Every trajectory as plain JSON, oldest first: cheap to filter. `superseded` marks what a resumed run has played again."""
+        resumes = [
+            (event["file"], event["step"]) for event in self.events(report=report) if event.get("kind") == "resumed"
+        ]
+        for path in self.trajectory_files():
+            last_valid = min((step for file, step in resumes if path.name < file), default=None)
+            for record in read_lines(path, report=report):
+                superseded = last_valid is not None and record.get("step", 0) > last_valid
+                yield record | {"superseded": True} if superseded else record
+
+    def read_trajectories(self, *, report: Report = warn) -> Iterator[StoredTrajectory]:
+        """Every trajectory that was not superseded."""
+        for record in self.records(report=report):
+            if not record.get("superseded"):
+                yield stored_from_dict(record)
+
+    def trajectory_files(self) -> list[Path]:
+        return sorted(self.trajectories.glob("[0-9][0-9][0-9][0-9][0-9].jsonl"))
+
+    # ------------------------------------------------------------------------------------------------ write
+
+    def _write_config(self, config: RunConfig) -> None:
+        _replace(self.config_file, dump_config(config).encode())
+
+    def _take_lock(self) -> None:
+        path = self.path / "lock"
+        with naming_failure("lock", path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise StoreFailed(
+                f"{self.path} is being written by process {owner}. Wait until it ends, stop it, or give this run another name (name=...)."
+            ) from None
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+        self._lock = lock
+
+
+def _keep(path: Path, *, until: int) -> None:
+    kept = [line for line in read_lines(path, report=lambda _: None) if line.get("step", 0) <= until]
+    if path.exists():
+        _replace(path, b"".join(encode_line(line) for line in kept))
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Old or new, never half: written beside, then renamed over."""
+    beside = path.with_name(path.name + ".new")
+    with naming_failure("write", path):
+        beside.write_bytes(data)
+        os.replace(beside, path)

@@ -1,0 +1,216 @@
+"""Trajectories and groups as JSON. Promise: what comes back is what went in, token for token and bit for bit.
+
+Everything a person asks about is plain JSON, so that `jq` answers it: messages, rewards, stops, token ids. Of the five token
+arrays `ids` is a list, `sampled`, `versions` and `turns` are runs, and only the logprobs are packed (base64 of little-endian
+float32), because in decimal they would be half of the file. A sequence of 300 tokens, 60 of them sampled:
+
+    {"ids": [5, 9, ...], "sampled": [200, 40, 40, 20], "logprobs": "Wkw...", "versions": [[7, 60]], "turns": [[0, 240], [1, 60]]}
+
+`sampled` holds the lengths of alternating runs, beginning with tokens that were not sampled. `versions` and `turns` are runs of
+[value, count]. Logprobs and versions are those of the sampled tokens only; the others have none. Fields at their default are left
+out. `reward`, `success` and `num_turns` are there for readers and are not read back. Advantages belong to a batch, not to a
+trajectory, and are not stored.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from ludus.errors import StoreFailed, describe
+from ludus.types import (
+    Action,
+    Group,
+    Message,
+    Observation,
+    Sequence,
+    Stop,
+    Task,
+    Tool,
+    ToolCall,
+    Trajectory,
+    Turn,
+    frozen_array,
+)
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTrajectory:
+    """A trajectory and where it belongs in its run."""
+
+    trajectory: Trajectory
+    step: int
+    group_id: str
+    split: str
+
+
+def stored_to_dict(stored: StoredTrajectory) -> Json:
+    place = {"step": stored.step, "group": stored.group_id, "split": stored.split}
+    return place | trajectory_to_dict(stored.trajectory)
+
+
+def stored_from_dict(data: Mapping[str, Any]) -> StoredTrajectory:
+    trajectory = trajectory_from_dict(data)
+    return StoredTrajectory(trajectory, step=data["step"], group_id=data["group"], split=data["split"])
+
+
+def trajectory_to_dict(trajectory: Trajectory) -> Json:
+    return {
+        "id": trajectory.id,
+        "environment": trajectory.task.environment,
+        "reward": trajectory.reward,
+        "success": trajectory.success,
+        "stop": trajectory.stop.value,
+        "failure": trajectory.failure,
+        "num_turns": len(trajectory.turns),
+        "max_turns": trajectory.max_turns,
+        "seconds": trajectory.seconds,
+        "attempt": trajectory.attempt,
+        "seed": trajectory.seed,
+        "task": _plain(trajectory.task),
+        "start": _plain(trajectory.start),
+        "turns": [_plain(turn) for turn in trajectory.turns],
+        "sequences": [_sequence_to_dict(sequence) for sequence in trajectory.sequences],
+    }
+
+
+def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
+    try:
+        return Trajectory(
+            id=data["id"],
+            task=Task(**data["task"]),
+            attempt=data["attempt"],
+            seed=data["seed"],
+            start=_observation(data["start"]),
+            turns=tuple(_turn(turn) for turn in data["turns"]),
+            sequences=tuple(_sequence(sequence) for sequence in data["sequences"]),
+            stop=Stop(data["stop"]),
+            failure=data["failure"],
+            max_turns=data["max_turns"],
+            seconds=data["seconds"],
+        )
+    except (KeyError, TypeError, ValueError, AssertionError) as error:
+        raise StoreFailed(
+            f"trajectory {data.get('id', '(without id)')!r} cannot be read: {describe(error)}. "
+            "It was written by another version of Ludus or edited; read it with the version that wrote it."
+        ) from error
+
+
+def group_to_dict(group: Group) -> Json:
+    return {
+        "id": group.id,
+        "task": _plain(group.task),
+        "born": group.born,
+        "trajectories": [trajectory_to_dict(trajectory) for trajectory in group.trajectories],
+        "failed": [trajectory_to_dict(trajectory) for trajectory in group.failed],
+    }
+
+
+def group_from_dict(data: Mapping[str, Any]) -> Group:
+    return Group(
+        id=data["id"],
+        task=Task(**data["task"]),
+        trajectories=tuple(trajectory_from_dict(trajectory) for trajectory in data["trajectories"]),
+        born=data["born"],
+        failed=tuple(trajectory_from_dict(trajectory) for trajectory in data["failed"]),
+    )
+
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+RECORDS = (Task, Tool, ToolCall, Message, Action, Observation, Turn)
+
+
+def _default(field: Any) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+_DEFAULTS = {record: {field.name: _default(field) for field in fields(record)} for record in RECORDS}
+
+
+def _plain(value: Any) -> Any:
+    """A record as a dict without the fields that are at their default; containers of records likewise."""
+    if isinstance(value, RECORDS):
+        defaults = _DEFAULTS[type(value)]
+        filled = {name: getattr(value, name) for name in defaults}
+        return {name: _plain(item) for name, item in filled.items() if item != defaults[name]}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _calls(data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+    return tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
+
+
+def _observation(data: Mapping[str, Any]) -> Observation:
+    messages = tuple(Message(**{**message, "tool_calls": _calls(message)}) for message in data.get("messages", ()))
+    tools = data.get("tools")
+    return Observation(
+        messages=messages,
+        tools=None if tools is None else tuple(Tool(**tool) for tool in tools),
+        reward=float(data.get("reward", 0.0)),  # float(): a NaN was written as a string
+        done=data.get("done", False),
+        invalid=data.get("invalid", False),
+        metrics={name: float(value) for name, value in data.get("metrics", {}).items()},
+    )
+
+
+def _turn(data: Mapping[str, Any]) -> Turn:
+    action = Action(**{**data["action"], "tool_calls": _calls(data["action"])})
+    return Turn(**{**data, "action": action, "observation": _observation(data["observation"])})
+
+
+# ------------------------------------------------------------------------------------------------ tokens
+
+
+def _sequence_to_dict(sequence: Sequence) -> Json:
+    sampled = np.asarray(sequence.sampled, dtype=bool)
+    return {
+        "ids": sequence.ids.tolist(),
+        "sampled": _switches(sampled),
+        "logprobs": base64.b64encode(sequence.logprobs[sampled].astype("<f4").tobytes()).decode(),
+        "versions": _runs(sequence.versions[sampled]),
+        "turns": _runs(sequence.turns),
+    }
+
+
+def _sequence(data: Mapping[str, Any]) -> Sequence:
+    num_tokens = len(data["ids"])
+    lengths = np.array(data["sampled"], dtype=np.int64)
+    sampled = np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
+    logprobs, versions = np.zeros(num_tokens, np.float32), np.full(num_tokens, -1, np.int32)
+    logprobs[sampled] = np.frombuffer(base64.b64decode(data["logprobs"]), dtype="<f4")
+    versions[sampled] = _from_runs(data["versions"])
+    return Sequence(
+        ids=frozen_array(data["ids"], np.int32),
+        sampled=frozen_array(sampled, np.bool_),
+        logprobs=frozen_array(logprobs, np.float32),
+        versions=frozen_array(versions, np.int32),
+        turns=frozen_array(_from_runs(data["turns"]), np.int32),
+    )
+
+
+def _switches(mask: np.ndarray) -> list[int]:
+    """Lengths of alternating runs, beginning with False: [F F T F] -> [2, 1, 1], [T] -> [0, 1]."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False))
+    return np.diff(np.concatenate(([0], edges, [len(mask)]))).tolist()  # type: ignore[no-any-return]
+
+
+def _runs(values: np.ndarray) -> list[list[int]]:
+    """[value, count] of each run: [7 7 8] -> [[7, 2], [8, 1]]."""
+    starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
+    counts = np.diff(np.append(starts, len(values)))
+    return [[int(value), int(count)] for value, count in zip(values[starts], counts, strict=True)]
+
+
+def _from_runs(runs: list[list[int]]) -> np.ndarray:
+    values, counts = np.array(runs, dtype=np.int64).reshape(-1, 2).T
+    return np.repeat(values, counts)

@@ -1,0 +1,94 @@
+"""The `ludus` command. Promise: help answers at once, because a command's module is imported only when the command is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+from ludus import __version__
+
+
+class Place(NamedTuple):
+    """Where a command lives, and what `ludus --help` says about it without importing it. A place named `app` is a group of commands."""
+
+    module: str
+    attribute: str
+    help: str
+
+
+COMMANDS = {
+    "quickstart": Place(
+        "ludus.cli.train", "quickstart", "A tiny agent learns three worlds on this machine's CPU, in minutes."
+    ),
+    "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning, from a run file."),
+    "sft": Place("ludus.cli.train", "sft", "Clone trajectories or the environments' own solvers, for a warm start."),
+    "eval": Place("ludus.cli.train", "evaluate", "Success on held-out tasks, with counts and 95 % intervals."),
+    "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
+    "models": Place("ludus.cli.models", "app", "List and pull known models."),
+    "trajectories": Place(
+        "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."
+    ),
+    "report": Place("ludus.cli.trajectories", "report", "Write a run's report: Markdown with plots."),
+}
+
+
+class LazyGroup(TyperGroup):
+    """Lists stand-ins with their help texts; imports the real command when it is resolved."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command and load(COMMANDS[command.name], name=command.name), rest
+
+
+def load(place: Place, *, name: str) -> Any:
+    found = getattr(import_module(place.module), place.attribute)
+    if place.attribute == "app":
+        return typer.main.get_group(found)
+    only = typer.Typer(add_completion=False)
+    only.command(name)(found)
+    return typer.main.get_command(only)
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, _place in COMMANDS.items():
+    app.command(_name, help=_place.help)(lambda: None)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"ludus {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _ludus(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Ludus trains language-model agents with reinforcement learning: multi-turn, many environments at once, asynchronously."""
+
+
+def main() -> None:
+    """The entry point: a failure we named is one message on stderr, not a traceback. LUDUS_DEBUG=1 shows the traceback."""
+    from ludus.errors import LudusError
+
+    try:
+        app()
+    except LudusError as error:
+        if os.environ.get("LUDUS_DEBUG") == "1":
+            raise
+        print(f"ludus: {type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("ludus: interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -1,0 +1,216 @@
+"""What an evaluation may claim. Promise: every rate carries its n and a 95 % interval, and a failed session is never a failed model.
+
+Several attempts at one task are not independent, so intervals count tasks, not attempts: the variance is clustered by task (the
+ratio estimator, which also holds when tasks have different numbers of scored attempts). Success uses Wilson's interval with the
+effective number of attempts, which stays inside [0, 1] and does not shrink to a point at 0 % or 100 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import NormalDist, fmean
+from typing import Any, NamedTuple
+
+from ludus.types import Trajectory
+
+Z = NormalDist().inv_cdf(0.975)
+"""Standard errors to each side of a 95 % interval."""
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % interval. All three are NaN where nothing was scored."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+NOTHING = Interval(math.nan, math.nan, math.nan)
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentResult:
+    """How a policy did on one environment's tasks. Means are over the scored trajectories; `reward_low` is -inf with a single task."""
+
+    environment: str
+    num_tasks: int
+    """Tasks with at least one scored trajectory."""
+    num_trajectories: int
+    """Scored trajectories; the n of every rate here."""
+    num_unscored: int
+    """Sessions that the world ended, not the policy. Left out of every rate, and shown, because many of them make the rest doubtful."""
+    success: float
+    success_low: float
+    success_high: float
+    reward: float
+    reward_low: float
+    reward_high: float
+    turns: float
+    tokens: float
+    """Sampled tokens per trajectory."""
+    invalid_rate: float
+    """Share of turns whose action could not be carried out."""
+    pass_at_k: Mapping[int, float]
+    """Chance that at least one of k attempts succeeds, for k = 2, 4, 8, ... up to the attempts each task has."""
+    stops: Mapping[str, int]
+    """All trajectories, scored or not, by stop."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {name: _json(value) for name, value in asdict(self).items()}
+
+
+def summarise(trajectories: Iterable[Trajectory]) -> list[EnvironmentResult]:
+    """One result per environment, sorted by name."""
+    by_environment: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        by_environment.setdefault(trajectory.task.environment, []).append(trajectory)
+    return [_summarise(name, by_environment[name]) for name in sorted(by_environment)]
+
+
+def mean_success(results: Sequence[EnvironmentResult]) -> Interval:
+    """The mean over environments, each weighing the same; NaN when one of them has no scored trajectory, for then it is not known."""
+    return mean_interval([Interval(result.success, result.success_low, result.success_high) for result in results])
+
+
+def report_to_dict(results: Sequence[EnvironmentResult], *, split: str) -> dict[str, Any]:
+    """The line that `Recorder.evaluation` stores: {"split", "environments": {name: result}, "mean": {"success", "low", "high"}}."""
+    mean = mean_success(results)
+    return {
+        "split": split,
+        "environments": {result.environment: result.to_dict() for result in results},
+        "mean": {"success": _json(mean.value), "low": _json(mean.low), "high": _json(mean.high)},
+    }
+
+
+# ------------------------------------------------------------------------------------------------ estimators
+
+
+def wilson(successes: float, n: float) -> Interval:
+    """Wilson's score interval of a proportion; `n` may be an effective, fractional number."""
+    if n <= 0:
+        return NOTHING
+    rate = successes / n
+    centre = (rate + Z**2 / (2 * n)) / (1 + Z**2 / n)
+    half = Z / (1 + Z**2 / n) * math.sqrt(rate * (1 - rate) / n + Z**2 / (4 * n**2))
+    return Interval(rate, min(rate, max(0.0, centre - half)), max(rate, min(1.0, centre + half)))
+
+
+def clustered_success(clusters: Sequence[Sequence[bool]]) -> Interval:
+    """Success over tasks with several attempts each: Wilson's interval at the effective number of independent attempts.
+
+    That number lies between the tasks (attempts at a task all alike) and the attempts (a task's attempts no more alike than others).
+    """
+    attempts = [float(success) for cluster in clusters for success in cluster]
+    if not attempts:
+        return NOTHING
+    rate, n, num_tasks = fmean(attempts), len(attempts), sum(bool(cluster) for cluster in clusters)
+    variance = _clustered_variance(clusters, mean=rate)
+    effective = rate * (1 - rate) / variance if variance and 0 < rate < 1 else num_tasks
+    effective = min(n, max(num_tasks, effective))
+    return wilson(rate * effective, effective)._replace(value=rate)
+
+
+def clustered_mean(clusters: Sequence[Sequence[float]]) -> Interval:
+    """Mean over all attempts, with Student's t on the variance between tasks. One task says nothing about others: (-inf, inf)."""
+    values = [value for cluster in clusters for value in cluster]
+    if not values:
+        return NOTHING
+    mean, num_tasks = fmean(values), sum(bool(cluster) for cluster in clusters)
+    if num_tasks < 2:
+        return Interval(mean, -math.inf, math.inf)
+    half = student_t(num_tasks - 1) * math.sqrt(_clustered_variance(clusters, mean=mean))
+    return Interval(mean, mean - half, mean + half)
+
+
+def mean_interval(parts: Sequence[Interval]) -> Interval:
+    """The mean of independent estimates, with the distances to their own limits combined in squares: asymmetry is kept."""
+    if not parts:
+        return NOTHING
+    mean = fmean(part.value for part in parts)
+    below = math.hypot(*(part.value - part.low for part in parts)) / len(parts)
+    above = math.hypot(*(part.high - part.value for part in parts)) / len(parts)
+    return Interval(mean, mean - below, mean + above)
+
+
+def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> float:
+    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k). Tasks with fewer than k are left out."""
+    rates = [
+        1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)
+        for cluster in clusters
+        if len(cluster) >= k
+    ]
+    return fmean(rates) if rates else math.nan
+
+
+def student_t(degrees: int) -> float:
+    """The 97.5 % quantile of Student's t: exact for 1 and 2 degrees, else by the expansion around the normal (error below 0.01)."""
+    if degrees == 1:
+        return math.tan(math.pi * 0.475)
+    if degrees == 2:
+        return 0.95 * math.sqrt(2 / (1 - 0.95**2))
+    z, v = Z, degrees
+    return (
+        z
+        + (z**3 + z) / (4 * v)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3)
+        + (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4)
+    )
+
+
+def _clustered_variance(clusters: Sequence[Sequence[float]], *, mean: float) -> float:
+    """Variance of the mean over all attempts when only clusters are independent; 0 for a single cluster."""
+    filled = [cluster for cluster in clusters if cluster]
+    n, m = sum(map(len, filled)), len(filled)
+    if m < 2:
+        return 0.0
+    squares = sum(sum(value - mean for value in cluster) ** 2 for cluster in filled)
+    return m / (m - 1) * squares / n**2
+
+
+# ------------------------------------------------------------------------------------------------ one environment
+
+
+def _summarise(environment: str, trajectories: Sequence[Trajectory]) -> EnvironmentResult:
+    scored = [trajectory for trajectory in trajectories if trajectory.stop.scored]
+    by_task: dict[str, list[Trajectory]] = {}
+    for trajectory in scored:
+        by_task.setdefault(trajectory.task.id, []).append(trajectory)
+    successes = [[trajectory.success for trajectory in attempts] for attempts in by_task.values()]
+    success = clustered_success(successes)
+    reward = clustered_mean([[trajectory.reward for trajectory in attempts] for attempts in by_task.values()])
+    num_turns = sum(len(trajectory.turns) for trajectory in scored)
+    return EnvironmentResult(
+        environment=environment,
+        num_tasks=len(by_task),
+        num_trajectories=len(scored),
+        num_unscored=len(trajectories) - len(scored),
+        success=success.value,
+        success_low=success.low,
+        success_high=success.high,
+        reward=reward.value,
+        reward_low=reward.low,
+        reward_high=reward.high,
+        turns=num_turns / len(scored) if scored else math.nan,
+        tokens=fmean(trajectory.num_sampled for trajectory in scored) if scored else math.nan,
+        invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, num_turns) if scored else math.nan,
+        pass_at_k={k: pass_at_k(successes, k) for k in _powers_of_two(min(map(len, successes), default=0))},
+        stops=dict(sorted(Counter(trajectory.stop.value for trajectory in trajectories).items())),
+    )
+
+
+def _powers_of_two(largest: int) -> list[int]:
+    return [2**power for power in range(1, largest.bit_length()) if 2**power <= largest]
+
+
+def _json(value: Any) -> Any:
+    """JSON knows no NaN and no infinity: what is not known is null."""
+    if isinstance(value, Mapping):
+        return {str(key): _json(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value

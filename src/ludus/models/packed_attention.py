@@ -1,0 +1,122 @@
+"""Attention for training on packed rows: many sequences side by side in one row, each blind to the others, and no N x N mask.
+
+    use_packed_attention(model)
+    model(input_ids=ids_1N, position_ids=positions_1N, segments=Segments.of([5, 3, 9]), use_cache=False)
+
+Promise: logprobs and gradients are those of each sequence alone. What a model asks of its attention and this cannot give (a sliding
+window shorter than a sequence, soft-capped scores, sinks) raises ConfigError instead of being ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from ludus.errors import ConfigError
+
+NAME = "ludus_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device."""
+
+    lengths: tuple[int, ...]
+    bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device
+
+    @classmethod
+    def of(cls, lengths: Seq[int], *, device: torch.device | str = "cpu") -> Segments:
+        sums = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return cls(tuple(lengths), sums.to(device))
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """From now on `model` takes packed rows. Without `segments` each row of a batch is one sequence, causal and unpadded."""
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ConfigError(
+            f"{type(model).__name__} does not let its attention be replaced, so it cannot train on packed rows; "
+            "use a decoder that Transformers runs through its attention interface"
+        )
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,  # (B, heads, N, head_dim)
+    key: Tensor,  # (B, key_value_heads, N, head_dim)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    segments: Segments | None = None,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    assert query.shape[2] == key.shape[2], "packed attention trains; it has no key-value cache"
+    _refuse(asked, longest=segments.longest if segments else query.shape[2])
+    query, key = (
+        query.to(value.dtype),
+        key.to(value.dtype),
+    )  # under autocast the rotary embedding leaves these two in float32
+    if segments is None:
+        return _causal(query, key, value, scaling), None
+    if value.is_cuda and value.dtype != torch.float32:
+        return _fused(query, key, value, scaling, segments), None
+    return _looped(query, key, value, scaling, segments), None
+
+
+def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    """One call per sequence: on a CPU faster than padding to a common length, even in buckets. `split` is one node in the graph;
+    slicing would add a row-sized gradient for every sequence."""
+    queries, keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (query, key, value))
+    parts = [_causal(q, k, v, scaling) for q, k, v in zip(queries, keys, values, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2)  # (B, N, heads, head_dim)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    from torch.nn.attention.varlen import varlen_attn  # CUDA only, half precision only
+
+    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (N, heads, head_dim)
+    bounds, longest = segments.bounds, segments.longest
+    causal = (-1, 0)  # everything to the left, nothing to the right
+    grouped = query.shape[1] != key.shape[1]
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=causal, enable_gqa=grouped)
+    assert isinstance(out, Tensor)
+    return out.unsqueeze(0)
+
+
+def _refuse(asked: dict[str, Any], *, longest: int) -> None:
+    window = asked.get("sliding_window")
+    if window is not None and window < longest:
+        raise ConfigError(
+            f"a sequence of {longest} tokens meets this model's sliding window of {window}, which packed attention does not have; "
+            f"set rollout.max_tokens to {window} or less"
+        )
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if asked.get(name) is not None]
+    if unknown or asked.get("is_causal") is False:
+        raise ConfigError(
+            f"this model's attention asks for {unknown or ['is_causal=False']}, which packed attention does not have"
+        )
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _no_mask)

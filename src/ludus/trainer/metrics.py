@@ -1,0 +1,24 @@
+"""From values per sampled token to the numbers of a step. Promise: every sampled token of the batch counts the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+MAXIMA = ("importance", "logprob_gap")
+"""Diagnostics whose worst token matters as much as the mean."""
+
+
+def summarise(pieces: Seq[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Means over all tokens of all microbatches, with `NAME_max` for the MAXIMA and the effective sample size, as a share, of the
+    importance weights."""
+    columns = {name: torch.cat([piece[name] for piece in pieces]).float() for name in pieces[0]}
+    reduced = {name: values.mean() for name, values in columns.items()}
+    reduced |= {f"{name}_max": columns[name].max() for name in MAXIMA if name in columns}
+    if "importance" in columns:
+        weights = columns["importance"]
+        reduced["ess"] = weights.sum() ** 2 / (weights**2).sum() / len(weights)
+    return dict(zip(reduced, torch.stack(list(reduced.values())).tolist(), strict=True))  # one wait for the device

@@ -1,0 +1,254 @@
+"""The trainer: batches in, versions out. It executes per-token weights and knows no environment and no algorithm.
+
+Promise: a step is applied whole or not at all. A loss or gradient that is not finite leaves weights and optimiser as they were, and
+names the sequence it came from. Restoring a checkpoint continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludus.algorithms.algorithm import Tokens
+from ludus.config import TrainerConfig
+from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
+from ludus.trainer.forward import prepare, sampled_logprobs
+from ludus.trainer.metrics import summarise
+from ludus.trainer.optimizer import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors, warmup
+from ludus.trainer.pack import make_microbatch, pack, row_length
+from ludus.trainer.threads import cpu_threads
+from ludus.types import Batch, Sequence, frozen_array
+from ludus.weights.channel import Channel
+
+Loss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
+
+
+class Trainer:
+    """Owns `model` from here on: its weights become float32 (small updates vanish in bfloat16), while forward and backward run, and
+    versions are published, in the dtype it came in. Dropout stays off, so that its logprobs are those an engine would report."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        algorithm_loss: Loss,
+        config: TrainerConfig,
+        temperature: float = 1.0,
+        channel: Channel | None = None,
+        schedule: Schedule | None = None,
+    ) -> None:
+        self.model = model
+        self.version = 0
+        """Optimiser steps published so far."""
+        self.steps = 0
+        """Optimiser steps taken; runs ahead of `version` by the steps not yet published."""
+        self._loss = algorithm_loss
+        self._config = config
+        self._temperature = temperature
+        self._channel = channel
+        self._published: int | None = None
+        self._dtype = model.dtype
+        self._schedule = schedule or warmup(config.lr, steps=config.warmup_steps)
+        model.float().eval()
+        with cpu_threads(config.threads):
+            prepare(model)
+        self._optimizer = make_optimizer(model, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+
+    # -------------------------------------------------------------------------------------------- a step
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """One optimiser step on the whole batch. A batch without sequences takes no step and says so: {"skipped": 1}."""
+        if not batch.sequences:
+            return {"skipped": 1.0, "tokens": 0.0}
+        started = time.perf_counter()
+        with cpu_threads(self._config.threads):
+            loss, pieces = self._accumulate(batch.sequences)
+            grad_norm = self._grad_norm()
+            if not np.isfinite(float(loss) + float(grad_norm)):
+                raise TrainerFailed(self._blame(batch, loss=float(loss), grad_norm=float(grad_norm)))
+            lr = self._apply(grad_norm)
+            diagnostics = summarise(pieces)
+        seconds = time.perf_counter() - started
+        return {
+            "skipped": 0.0,
+            "loss": float(loss),
+            "grad_norm": float(grad_norm),
+            "lr": lr,
+            **diagnostics,
+            "tokens": float(batch.num_tokens),
+            "sampled_tokens": float(sum(len(piece["entropy"]) for piece in pieces)),
+            "microbatches": float(len(pieces)),
+            "step_s": seconds,
+            "tokens_per_s": batch.num_tokens / seconds,
+        }
+
+    def _accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token."""
+        self._optimizer.zero_grad()
+        total, pieces = torch.zeros((), device=self.model.device), []
+        lengths = [row_length(sequence) for sequence in sequences]
+        for indices in pack(lengths, budget=self._config.microbatch_tokens):
+            loss, diagnostics = self._forward([sequences[index] for index in indices])
+            loss.backward()
+            total += loss.detach()
+            pieces.append(diagnostics)
+        return total, pieces
+
+    def _forward(self, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
+        microbatch = make_microbatch(sequences, device=self.model.device)
+        with self._autocast():
+            logprobs, entropies = sampled_logprobs(self.model, microbatch, temperature=self._temperature)
+        tokens = Tokens(
+            logprobs=logprobs,
+            old_logprobs=logprobs.detach(),  # one step per batch: the policy at its start is the policy itself
+            behaviour_logprobs=microbatch.behaviour_logprobs,
+            advantages=microbatch.advantages,
+            weights=microbatch.weights,
+        )
+        loss, diagnostics = self._loss(tokens)
+        return (tokens.weights * loss).sum(), {"entropy": entropies, **diagnostics}
+
+    def _autocast(self) -> torch.autocast:
+        half = self._dtype != torch.float32
+        return torch.autocast(self.model.device.type, dtype=self._dtype if half else None, enabled=half)
+
+    def _grad_norm(self) -> Tensor:
+        return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+
+    def _apply(self, grad_norm: Tensor) -> float:
+        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self._config.max_grad_norm, grad_norm)
+        lr = self._schedule(self.steps)
+        for group in self._optimizer.param_groups:
+            group["lr"] = lr
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.steps += 1
+        return lr
+
+    def _blame(self, batch: Batch, *, loss: float, grad_norm: float) -> str:
+        """Finds the sequence by running each alone, and leaves no gradient behind."""
+        culprit = "no sequence alone, only their sum"
+        for index, sequence in enumerate(batch.sequences):
+            alone, _ = self._accumulate([sequence])
+            if not np.isfinite(float(alone) + float(self._grad_norm())):
+                culprit = f"sequence {index} of {len(batch.sequences)}{_origin(batch, sequence)}"
+                break
+        self._optimizer.zero_grad()
+        return (
+            f"step {self.steps} has loss {loss} and gradient norm {grad_norm}; expected finite numbers. It came from {culprit}. "
+            "Weights and optimiser are as before the step; look at that trajectory's logprobs, or lower trainer.lr."
+        )
+
+    # -------------------------------------------------------------------------------------------- versions
+
+    def publish(self) -> int:
+        """Puts the weights on the channel as a new version; again without a step in between, it is the same version."""
+        assert self._channel is not None, "this trainer was made without a channel"
+        if self._published != self.steps:
+            self._channel.publish(self.steps, {n: t.to(self._dtype) for n, t in named_tensors(self.model).items()})
+            self._published = self.version = self.steps
+        return self.version
+
+    @torch.no_grad()
+    def logprobs(self, ids: Seq[int]) -> list[float]:
+        """Logprobs of ids[1:], each given what precedes it, at the sampling temperature: what an engine's `score` must agree with."""
+        sequence = _all_sampled(ids)
+        with cpu_threads(self._config.threads), self._autocast():
+            microbatch = make_microbatch([sequence], device=self.model.device)
+            values: list[float] = sampled_logprobs(self.model, microbatch, temperature=self._temperature)[0].tolist()
+        return values
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def save(self, run_folder: str | Path, *, state: Mapping[str, Any], files: Mapping[str, bytes], keep: int) -> Path:
+        """Writes RUN_FOLDER/checkpoints/step-N with the caller's `state` and `files` beside the trainer's own, keeps the newest."""
+        folder = checkpoint_folder(run_folder, self.steps)
+        tensors = {
+            "model": named_tensors(self.model),
+            "optimizer": optimizer_tensors(self._optimizer, self.model),
+            "rng": _rng_states(self.model.device),
+        }
+        counters = {"steps": self.steps, "version": self.version}
+        save_checkpoint(folder, tensors=tensors, state={**state, "trainer": counters}, files=files, keep=keep)
+        return folder
+
+    def restore(self, folder: str | Path) -> Checkpoint:
+        """Continues from a checkpoint; the caller's state and files are in the answer. Publish before an engine is to follow."""
+        checkpoint = load_checkpoint(folder)
+        _load_weights(self.model, checkpoint.tensors("model"), folder=checkpoint.folder)
+        load_optimizer_tensors(self._optimizer, self.model, checkpoint.tensors("optimizer"))
+        _restore_rng(checkpoint.tensors("rng"), self.model.device)
+        self.steps = int(checkpoint.state["trainer"]["steps"])
+        self.version = int(checkpoint.state["trainer"]["version"])
+        self._published = None
+        return checkpoint
+
+
+def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Weights and persistent buffers by name; tied ones once, under their first name."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
+
+
+def _load_weights(model: PreTrainedModel, tensors: Mapping[str, Tensor], *, folder: Path) -> None:
+    own = named_tensors(model)
+    differing = sorted(
+        {name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape}
+        | (tensors.keys() - own.keys())
+    )
+    if differing:
+        raise CheckpointFailed(
+            f"{folder} holds another model: {len(differing)} of {len(own)} tensors are missing, foreign or of another shape, "
+            f"such as {differing[0]!r}. Resume with the model the run was started with."
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _rng_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+
+
+def _restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _all_sampled(ids: Seq[int]) -> Sequence:
+    sampled = np.arange(len(ids)) > 0
+    zeros = np.zeros(len(ids), dtype=np.float32)
+    return Sequence(
+        ids=frozen_array(ids, np.int32),
+        sampled=sampled,
+        logprobs=zeros,
+        versions=zeros.astype(np.int32),
+        turns=zeros.astype(np.int32),
+        advantages=zeros,
+        weights=zeros,
+    )
+
+
+def _origin(batch: Batch, sequence: Sequence) -> str:
+    """Algorithms replace a sequence's advantages and weights, never its ids: those tell whose it was."""
+    for group in batch.groups:
+        for trajectory in group.trajectories:
+            if any(own.ids is sequence.ids for own in trajectory.sequences):
+                return f" (trajectory {trajectory.id}, task {trajectory.task.id}, environment {trajectory.task.environment})"
+    return ""

@@ -1,0 +1,297 @@
+"""The loop that turns sessions into a better policy.
+
+Promise: generation and training never wait for each other, except where the staleness bound says so.
+
+      generate                                   train
+      ────────                                   ─────
+      wait for a free slot      ◀──────────┐     wait for groups_per_step complete groups, young enough
+      draw a task from the feed            │     make a batch, take an optimiser step      (in its own thread)
+      play a group (n sessions)            │     publish version v, engine loads v, probe
+      put it into the buffer ─────▶ take ──┼──▶  evaluate and checkpoint when due
+                                           └──── slots are free once v is loaded
+
+Both run on one event loop; sessions are coroutines. max_staleness = 0 makes the two wait for each other in turn: that is synchronous
+training, and it is this same loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from ludus.algorithms.algorithm import Algorithm
+from ludus.config import RunConfig
+from ludus.engines.engine import Engine
+from ludus.errors import EngineFailed, EnvironmentFailed
+from ludus.pipeline.buffer import Admission, Buffer
+from ludus.pipeline.feed import Draw, Feed, draw_to_dict
+from ludus.pipeline.measure import step_metrics
+from ludus.rollout.arena import Arena
+from ludus.rollout.group import play_group
+from ludus.store.recorder import Recorder
+from ludus.store.trajectories import group_from_dict, group_to_dict
+from ludus.types import Batch, Group
+
+STALL_S = 60.0
+"""Without a finished group for so long, an event says what every session is waiting for."""
+MAX_EMPTY_BATCHES = 25
+"""So many batches in a row without any gradient end the run: there is nothing left to learn from these tasks."""
+
+
+class Trainer(Protocol):
+    """The Trainer seam: executes per-token weights, knows no environment."""
+
+    @property
+    def version(self) -> int: ...
+
+    def step(self, batch: Batch) -> dict[str, float]: ...
+
+    def publish(self) -> int: ...
+
+    def logprobs(self, ids: Sequence[int]) -> list[float]: ...
+
+
+Evaluate = Callable[[int], Awaitable[None]]
+"""Plays the held-out tasks with the published version and records the result; runs beside training."""
+Checkpoint = Callable[[dict[str, Any]], None]
+"""Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
+T = TypeVar("T")
+
+
+class Loop:
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        feed: Feed,
+        arena: Arena,
+        engine: Engine,
+        trainer: Trainer,
+        algorithm: Algorithm,
+        recorder: Recorder,
+        probe_ids: Sequence[int],
+        evaluate: Evaluate | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.config, self.pipeline = config, config.pipeline
+        self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
+        self.algorithm, self.recorder, self.probe_ids = algorithm, recorder, list(probe_ids)
+        self.evaluate, self.checkpoint = evaluate, checkpoint
+        self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
+        self.loaded_version = trainer.version
+        self._stopping = False
+        self._changed = asyncio.Event()
+        self._counts: Counter[str] = Counter()
+        self._failed_in_a_row = 0
+        self._last_progress = time.monotonic()
+        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._evaluation: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Until pipeline.steps optimiser steps are done or stop() was called. A fault on either side ends both, and is raised."""
+        try:
+            async with asyncio.TaskGroup() as sides:
+                generating = sides.create_task(self._generate())
+                watching = sides.create_task(self._watch())
+                await self._train()
+                generating.cancel()
+                watching.cancel()
+        except BaseExceptionGroup as faults:
+            raise _first(faults) from faults
+        finally:
+            if self._evaluation is not None:
+                self._evaluation.cancel()
+            self._trainer_thread.shutdown(wait=True)
+
+    def stop(self) -> None:
+        """Finish the optimiser step in progress, then return from run()."""
+        self._stopping = True
+        self._pulse()
+
+    # -------------------------------------------------------------------------------------------- generating
+
+    async def _generate(self) -> None:
+        async with asyncio.TaskGroup() as groups:
+            while True:
+                await self._until(lambda: self.buffer.num_free > 0)
+                admission = self.buffer.admit(self.feed.draw(), version=self.loaded_version)
+                groups.create_task(self._play(admission))
+
+    async def _play(self, admission: Admission) -> None:
+        draw, rollout = admission.draw, self.config.rollout
+        group = await play_group(
+            draw.group_id,
+            draw.task,
+            arena=self.arena,
+            seed=draw.seed,
+            size=rollout.group_size,
+            retries=rollout.retries,
+            born=admission.born,
+        )
+        for trajectory in (*group.trajectories, *group.failed):
+            self.recorder.trajectory(trajectory, step=self.trainer.version, group_id=group.id)
+        self._settle(draw, group)
+        self._last_progress = time.monotonic()
+        self._pulse()
+
+    def _settle(self, draw: Draw, group: Group) -> None:
+        """Into the buffer, or out of it when too few attempts were scored."""
+        for trajectory in group.failed:
+            self._counts[f"trajectories/failed/{trajectory.stop}"] += 1
+        if len(group.trajectories) >= self.config.rollout.min_group_size:
+            self._failed_in_a_row = 0
+            self.buffer.put(draw, group)
+            return
+        self.buffer.drop(draw)
+        self._counts[f"groups/dropped_small/{draw.task.environment}"] += 1
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row > 2 * self.buffer.slots:
+            raise EnvironmentFailed(
+                f"the last {self._failed_in_a_row} groups all failed, so nothing can be trained; the latest cause was: "
+                f"{group.failed[-1].failure}. `ludus env check {draw.task.environment}` plays it without a model."
+            )
+
+    # -------------------------------------------------------------------------------------------- training
+
+    async def _train(self) -> None:
+        empty = 0
+        while self.trainer.version < self.pipeline.steps and empty < MAX_EMPTY_BATCHES:
+            began = time.monotonic()
+            groups = await self._take()
+            if groups is None:  # asked to stop
+                break
+            batch = self.algorithm.batch(groups)
+            if batch.sequences:
+                empty = 0
+                await self._step(groups, batch, wait_s=time.monotonic() - began)
+            else:
+                empty += 1
+                self._counts["groups/empty_batches"] += 1
+            self.buffer.loaded()
+            self._pulse()
+            if batch.sequences:
+                await self._milestones()
+        if empty >= MAX_EMPTY_BATCHES:
+            self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
+        if self._evaluation is not None:
+            await self._evaluation
+
+    async def _take(self) -> tuple[Group, ...] | None:
+        while not self._stopping:
+            taken = self.buffer.take(version=self.trainer.version)
+            for draw in taken.stale:
+                self._counts[f"groups/dropped_stale/{draw.task.environment}"] += 1
+                self.feed.put_back(replace(draw, tries=draw.tries + 1))
+            if taken.stale:
+                self._pulse()
+            if taken.groups is not None:
+                return taken.groups
+            self._changed.clear()
+            await self._changed.wait()
+        return None
+
+    async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> None:
+        version, began = self.trainer.version, time.monotonic()
+        metrics = await self._in_trainer(lambda: self.trainer.step(batch))
+        train_s = time.monotonic() - began
+        gap = await self._publish()
+        metrics |= step_metrics(groups, batch, version=version)
+        metrics |= {
+            "time/wait_s": wait_s,
+            "time/train_s": train_s,
+            "time/publish_s": time.monotonic() - began - train_s,
+        }
+        metrics |= {
+            "groups/playing": len(self.buffer.playing),
+            "groups/ready": len(self.buffer.ready),
+            "probe/gap": gap,
+        }
+        metrics |= {name: float(count) for name, count in self._counts.items()}
+        self._counts.clear()
+        self.recorder.metrics(self.trainer.version, metrics)
+
+    async def _publish(self) -> float:
+        """Publishes and loads the new version; returns the probe's gap. A wrong or partial load stops the run here."""
+        version = await self._in_trainer(self.trainer.publish)
+        await self.engine.load(version)
+        self.loaded_version = version
+        return await self.probe()
+
+    async def probe(self) -> float:
+        """Largest logprob gap between engine and trainer on the probe prompt."""
+        ours = await self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids))
+        theirs = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
+        gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        if not gap <= self.pipeline.probe_tolerance:  # NaN fails too
+            raise EngineFailed(
+                f"after loading version {self.loaded_version} the engine's logprobs differ from the trainer's by "
+                f"{gap:.3g} on the probe prompt; expected at most {self.pipeline.probe_tolerance:g}. The load was wrong "
+                "or partial, or the engine computes in lower precision: then raise pipeline.probe_tolerance"
+            )
+        return gap
+
+    async def _milestones(self) -> None:
+        version, every = self.trainer.version, self.config.evaluation.every
+        if self.evaluate is not None and every and version % every == 0:
+            if self._evaluation is not None:
+                await self._evaluation
+            self._evaluation = asyncio.create_task(_awaited(self.evaluate(version)))
+        every = self.config.store.checkpoint_every
+        if self.checkpoint is not None and every and version % every == 0:
+            await self._save()
+
+    # -------------------------------------------------------------------------------------------- state
+
+    async def _save(self) -> None:
+        assert self.checkpoint is not None
+        checkpoint, state = self.checkpoint, self.state()
+        await self._in_trainer(lambda: checkpoint(state))
+
+    def state(self) -> dict[str, Any]:
+        """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""
+        feed = self.feed.state(again=[admission.draw for admission in self.buffer.playing])
+        ready = [{"draw": draw_to_dict(draw), "group": group_to_dict(group)} for draw, group in self.buffer.ready]
+        return {"feed": feed, "ready": ready}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.feed.restore(state["feed"])
+        self.buffer.restore((self.feed.revive(e["draw"]), group_from_dict(e["group"])) for e in state["ready"])
+
+    # -------------------------------------------------------------------------------------------- waiting
+
+    async def _watch(self) -> None:
+        """Says what everything is waiting for when nothing has finished for a while: a stall must explain itself."""
+        while True:
+            await asyncio.sleep(STALL_S / 4)
+            idle_s = time.monotonic() - self._last_progress
+            if idle_s > STALL_S:
+                waiting = self.arena.activity.longest()
+                self.recorder.event("stall", idle_s=round(idle_s), playing=len(self.buffer.playing), longest=waiting)
+                self._last_progress = time.monotonic()
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        while not ready():
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _pulse(self) -> None:
+        self._changed.set()
+
+    async def _in_trainer(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
+
+
+async def _awaited(work: Awaitable[None]) -> None:
+    await work
+
+
+def _first(faults: BaseExceptionGroup[BaseException]) -> BaseException:
+    fault: BaseException = faults
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault

@@ -1,0 +1,73 @@
+"""Metrics lines as curves. Pure: what the report, its plots and the progress display all read the same way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Line = Mapping[str, Any]
+TRAINER_TIME = {
+    "time/train_s": "training",
+    "time/publish_s": "publishing and loading",
+    "time/wait_s": "idle, waiting for groups",
+}
+SESSION_TIME = {"time/generate_s": "generating", "time/environment_s": "waiting for environments"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Curve:
+    steps: np.ndarray
+    values: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def smoothed(self) -> np.ndarray:
+        """Mean over a centred window of about a twentieth of the run; the window shrinks at the ends, so nothing is invented there."""
+        half = max(1, len(self) // 40)
+        padded = np.concatenate(([0.0], np.cumsum(self.values)))
+        ends = np.minimum(np.arange(len(self)) + half + 1, len(self))
+        starts = np.maximum(np.arange(len(self)) - half, 0)
+        return np.asarray((padded[ends] - padded[starts]) / (ends - starts))
+
+
+def curve(metrics: Iterable[Line], name: str) -> Curve:
+    """Every finite value of one metric."""
+    points = [(line["step"], value) for line in metrics if math.isfinite(value := number(line.get(name)))]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return Curve(np.array(steps, dtype=float), np.array(values, dtype=float))
+
+
+def curves(metrics: Sequence[Line], prefix: str) -> dict[str, Curve]:
+    """Curves of all metrics under `prefix`, by the rest of their name: curves(m, "train/reward/") -> {"guess": ..., "walk": ...}."""
+    names = sorted({name for line in metrics for name in line if name.startswith(prefix)})
+    found = {name.removeprefix(prefix): curve(metrics, name) for name in names}
+    return {name: each for name, each in found.items() if len(each)}
+
+
+def counts(metrics: Sequence[Line], prefix: str) -> dict[str, int]:
+    """Totals over the run of the counts under `prefix`, without zeros."""
+    totals = {name: round(float(each.values.sum())) for name, each in curves(metrics, prefix).items()}
+    return {name: total for name, total in totals.items() if total}
+
+
+def step_s(line: Line) -> float:
+    """Wall clock of one step, as the trainer spent it; NaN where it was not measured."""
+    return sum(number(line.get(name)) for name in TRAINER_TIME)
+
+
+def tokens_per_s(line: Line) -> float:
+    measured = number(line.get("tokens/generated_per_s"))
+    return measured if math.isfinite(measured) else number(line.get("tokens/generated")) / max(step_s(line), 1e-9)
+
+
+def number(value: Any) -> float:
+    """A metric's value as a float. NaN and infinities were written as text; what is missing is NaN."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan

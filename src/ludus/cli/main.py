@@ -42,7 +42,9 @@ class LazyGroup(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command and load(COMMANDS[command.name], name=command.name), rest
+        if command is not None and command.name in COMMANDS:
+            command = load(COMMANDS[command.name], name=command.name)
+        return name, command, rest
 
 
 def load(place: Place, *, name: str) -> Any:
@@ -80,12 +82,12 @@ def _ludus(
 
 def main() -> None:
     """The entry point: a failure we named is one message on stderr, not a traceback. LUDUS_DEBUG=1 shows the traceback."""
-    from ludus.errors import LudusError
-
     try:
         app()
-    except LudusError as error:
-        if os.environ.get("LUDUS_DEBUG") == "1":
+    except Exception as error:
+        from ludus.errors import LudusError  # it imports asyncio, which help does not need
+
+        if not isinstance(error, LudusError) or os.environ.get("LUDUS_DEBUG") == "1":
             raise
         print(f"ludus: {type(error).__name__}: {error}", file=sys.stderr)
         sys.exit(1)

@@ -78,16 +78,6 @@ def mean_success(results: Sequence[EnvironmentResult]) -> Interval:
     return mean_interval([Interval(result.success, result.success_low, result.success_high) for result in results])
 
 
-def report_to_dict(results: Sequence[EnvironmentResult], *, split: str) -> dict[str, Any]:
-    """The line that `Recorder.evaluation` stores: {"split", "environments": {name: result}, "mean": {"success", "low", "high"}}."""
-    mean = mean_success(results)
-    return {
-        "split": split,
-        "environments": {result.environment: result.to_dict() for result in results},
-        "mean": {"success": _json(mean.value), "low": _json(mean.low), "high": _json(mean.high)},
-    }
-
-
 # ------------------------------------------------------------------------------------------------ estimators
 
 
@@ -139,7 +129,7 @@ def mean_interval(parts: Sequence[Interval]) -> Interval:
 
 
 def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> float:
-    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k). Tasks with fewer than k are left out."""
+    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k), where n >= k."""
     rates = [
         1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)
         for cluster in clusters

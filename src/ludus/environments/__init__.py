@@ -1,0 +1,8 @@
+"""What an environment author imports: `from ludus.environments import Reply, tool`. No torch, no HTTP."""
+
+from ludus.environments.author import Reply
+from ludus.environments.environment import Environment, Session
+from ludus.environments.registry import make, names, wrap
+from ludus.environments.tools import tool
+
+__all__ = ["Environment", "Reply", "Session", "make", "names", "tool", "wrap"]

@@ -1,0 +1,59 @@
+"""The Environment seam: what a world must offer. Most authors write neither protocol, but a short class (see author.py)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from ludus.types import Action, Observation, Task
+
+SPLITS = ("train", "test")
+
+
+@runtime_checkable
+class Session(Protocol):
+    """One live attempt at a task; single use. A plain method runs on a thread and may block; an async one runs on the event loop.
+
+    Two more methods make warm starts and `ludus env check` possible; they are looked up by name, and may be missing or None:
+    `solve() -> Action`, the best action now, and `random_action(rng) -> Action`, any valid one.
+    """
+
+    def start(self) -> Observation | Awaitable[Observation]:
+        """The first prompt and the tools on offer. It depends on the task alone: attempts with other seeds see the same."""
+        ...
+
+    def act(self, action: Action) -> Observation | Awaitable[Observation]: ...
+
+    def close(self) -> Awaitable[None] | None:
+        """Frees everything; safe to call twice."""
+        ...
+
+
+class SolvableSession(Session, Protocol):
+    solve: Callable[[], Action | Awaitable[Action]] | None
+    random_action: Callable[[random.Random], Action | Awaitable[Action]] | None
+
+
+class Environment(Protocol):
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def max_turns(self) -> int | None:
+        """Turns that a session may take; None leaves it to the run."""
+        ...
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Every knob with its present value."""
+        ...
+
+    def tasks(self, split: str) -> list[Task]: ...
+
+    def open(self, task: Task, *, seed: int) -> Session | Awaitable[Session]:
+        """A new session. `task` decides the problem, `seed` only the noise."""
+        ...

@@ -1,0 +1,155 @@
+"""A tiny world with faults to order, for tests, chaos and benchmarks. Promise: the seed alone decides what goes wrong, and when.
+
+make("fake", source="ludus.environments.fake:FakeEnvironment", options={"fault": "hang", "fault_rate": 0.1})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from typing import Any, Literal, get_args
+
+from ludus.types import Action, Message, Observation, Task
+
+Fault = Literal["none", "raise", "exit", "hang", "nan", "megabyte", "nothing", "number", "surrogate"]
+Place = Literal["tasks", "open", "start", "act", "close"]
+WORDS = ("red", "blue", "green", "gold", "grey", "pink", "black", "white")
+
+
+class FakeEnvironment:
+    """Says a word; the action that repeats it earns 1 / turns. `blocking` sessions sleep on their thread, the others on the loop."""
+
+    description = "Repeat the word."
+
+    def __init__(
+        self,
+        *,
+        name: str = "fake",
+        turns: int = 3,
+        num_tasks: int = 100,
+        blocking: bool = True,
+        fault: Fault = "none",
+        fault_in: Place = "act",
+        fault_rate: float = 1.0,
+        latency_s: float = 0.0,
+        tail: float = 1.5,
+        hang_s: float = 3600.0,
+    ) -> None:
+        """fault_rate: share of the calls that go wrong; latency_s: median of a call; tail: Pareto exponent, heavier when smaller."""
+        self.name, self.max_turns = name, turns
+        self.options: dict[str, Any] = {
+            "turns": turns, "num_tasks": num_tasks, "blocking": blocking, "fault": fault, "fault_in": fault_in,
+            "fault_rate": fault_rate, "latency_s": latency_s, "tail": tail, "hang_s": hang_s,
+        }  # fmt: skip
+        self.turns, self.num_tasks, self.blocking = turns, num_tasks, blocking
+        self.fault, self.fault_in, self.fault_rate, self.hang_s = fault, fault_in, fault_rate, hang_s
+        self.latency_s, self.tail = latency_s, tail
+
+    def tasks(self, split: str) -> list[Task]:
+        self.go_wrong("tasks", random.Random(split))
+        kept = [i for i in range(self.num_tasks) if (i % 5 == 0) == (split == "test")]
+        data = {
+            i: {"number": i, "words": [WORDS[(i + 3 * turn) % len(WORDS)] for turn in range(self.turns)]} for i in kept
+        }
+        return [Task(f"{self.name}/{split}/{i}", self.name, split, data[i]) for i in kept]
+
+    def open(self, task: Task, *, seed: int) -> FakeSession | AsyncFakeSession:
+        self.go_wrong("open", random.Random(seed))
+        session = FakeSession(self, task, seed=seed)
+        return session if self.blocking else AsyncFakeSession(session)
+
+    def latency(self, rng: random.Random) -> float:
+        return self.latency_s * rng.paretovariate(self.tail) / 2 ** (1 / self.tail) if self.latency_s else 0.0
+
+    def go_wrong(self, place: Place, rng: random.Random) -> Any:
+        """Raises, or gives the answer that takes the place of the right one; None when all is well."""
+        if self.fault == "none" or self.fault_in != place or rng.random() >= self.fault_rate:
+            return None
+        if self.fault == "raise":
+            raise RuntimeError("the fake raised, as ordered")
+        if self.fault == "exit":
+            sys.exit("the fake left, as ordered")
+        return _WRONG[self.fault]
+
+
+class FakeSession:
+    def __init__(self, environment: FakeEnvironment, task: Task, *, seed: int) -> None:
+        self.environment = environment
+        self.words = list(task.data["words"])
+        self.rng = random.Random(seed)
+        self.turn = 0
+        self.num_closed = 0
+
+    def start(self) -> Any:
+        observation, wait_s = self.plan_start()
+        time.sleep(wait_s)
+        return observation
+
+    def act(self, action: Action) -> Any:
+        observation, wait_s = self.plan_act(action)
+        time.sleep(wait_s)
+        return observation
+
+    def close(self) -> None:
+        time.sleep(self.environment.hang_s if self.environment.go_wrong("close", self.rng) == "hang" else 0.0)
+        self.num_closed += 1
+
+    def solve(self) -> Action:
+        return Action(content=self.words[self.turn])
+
+    def random_action(self, rng: random.Random) -> Action:
+        return Action(content=rng.choice(WORDS))
+
+    def plan_start(self) -> tuple[Any, float]:
+        messages = (Message("system", self.environment.description), Message("user", self.words[0]))
+        return self._plan("start", Observation(messages=messages, tools=()))
+
+    def plan_act(self, action: Action) -> tuple[Any, float]:
+        right = action.content.strip() == self.words[self.turn]
+        self.turn += 1
+        done = self.turn == len(self.words)
+        message = Message("user", "end" if done else self.words[self.turn])
+        return self._plan("act", Observation(messages=(message,), reward=right / len(self.words), done=done))
+
+    def _plan(self, place: Place, observation: Observation) -> tuple[Any, float]:
+        wait_s = self.environment.latency(self.rng)
+        wrong = self.environment.go_wrong(place, self.rng)
+        if wrong == "hang":
+            return observation, self.environment.hang_s
+        return (observation if wrong is None else wrong), wait_s
+
+
+class AsyncFakeSession:
+    """The same session with async methods."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self.session = session
+        self.solve, self.random_action = session.solve, session.random_action
+
+    async def start(self) -> Any:
+        observation, wait_s = self.session.plan_start()
+        await asyncio.sleep(wait_s)
+        return observation
+
+    async def act(self, action: Action) -> Any:
+        observation, wait_s = self.session.plan_act(action)
+        await asyncio.sleep(wait_s)
+        return observation
+
+    async def close(self) -> None:
+        hangs = self.session.environment.go_wrong("close", self.session.rng) == "hang"
+        await asyncio.sleep(self.session.environment.hang_s if hangs else 0.0)
+        self.session.num_closed += 1
+
+
+_WRONG: dict[str, Any] = {
+    "hang": "hang",
+    "nan": Observation(messages=(Message("user", "word"),), reward=float("nan")),
+    "megabyte": Observation(messages=(Message("user", "word " * 200_000),)),
+    "nothing": Observation(messages=(Message("user", None),)),  # type: ignore[arg-type]
+    "number": 42,
+    "surrogate": Observation(messages=(Message("user", "\ud800"),)),
+}
+assert set(get_args(Fault)) == {*_WRONG, "none", "raise", "exit"}

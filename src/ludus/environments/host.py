@@ -1,0 +1,187 @@
+"""Runs an author's code. Promise: it may block, hang, raise or answer nonsense; the loop goes on, and only EnvironmentFailed comes out.
+
+Plain methods run on threads, async ones on the loop, each as its own task so that one that ignores its cancellation is left behind.
+Time limits are the caller's (`asyncio.timeout`); a call that outlives its caller is written off, and its session is closed when it returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from ludus.environments.answers import checked_action, checked_observation, checked_tasks
+from ludus.environments.environment import Environment, Session
+from ludus.environments.threads import Call, Raised, Threads
+from ludus.errors import ConfigError, EnvironmentFailed, describe
+from ludus.types import Action, Observation, Task
+
+T = TypeVar("T")
+CLOSE_S = 5.0
+"""How long `close` waits for an author's own close."""
+_log = logging.getLogger(__name__)
+
+
+class Host:
+    """Opens sessions of Environment objects in this process."""
+
+    def __init__(self, *, max_threads: int = 256) -> None:
+        self._threads = Threads(max_threads=max_threads)
+        self._live: set[HostedSession] = set()
+
+    async def tasks(self, environment: Environment, split: str) -> list[Task]:
+        where = f"{environment.name}: tasks({split!r})"
+        answer = await self.call(partial(environment.tasks, split), where=where)
+        return _checked(checked_tasks, answer, where=where)
+
+    async def open(self, environment: Environment, task: Task, *, seed: int) -> HostedSession:
+        call = partial(environment.open, task, seed=seed)
+        session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly)
+        if not isinstance(session, Session):
+            raise EnvironmentFailed(f"{task.id}: open answered {type(session).__name__}; expected start, act and close")
+        hosted = HostedSession(session, host=self, task=task)
+        self._live.add(hosted)
+        return hosted
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *,
+        where: str,
+        afterwards: Callable[[Any], object] | None = None,
+        began: Callable[[Call], object] | None = None,
+    ) -> Any:
+        """The result of author code, on a thread or, if it is async, on the loop. `afterwards`: see threads.Call."""
+        value = function
+        if not _is_async(function):
+            call = self._threads.begin(function)
+            call.afterwards = afterwards
+            if began:
+                began(call)
+            value = await self._threads.finish(call)
+            if isinstance(value, Raised):
+                raise failed(value.error, where=where) from value.error
+            if not inspect.isawaitable(value):
+                return value
+        return await _in_task(value, where=where)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(session.close() for session in list(self._live)))
+        self._threads.close()
+
+    def forget(self, session: HostedSession) -> None:
+        self._live.discard(session)
+
+
+class HostedSession:
+    """A live session of author code, as a client sees it."""
+
+    def __init__(self, session: Session, *, host: Host, task: Task) -> None:
+        self._session: Any = session
+        self._host = host
+        self._task = task
+        self._call: Call | None = None
+        self._closed = False
+
+    async def start(self) -> Observation:
+        return _checked(checked_observation, await self._run("start"), where=self._where("start"))
+
+    async def act(self, action: Action) -> Observation:
+        return _checked(checked_observation, await self._run("act", action), where=self._where("act"))
+
+    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
+        """The solver's action or, with chance `mistakes`, a random valid one."""
+        name, arguments = ("random_action", (rng,)) if rng.random() < mistakes else ("solve", ())
+        if not self.offers(name):
+            raise ConfigError(
+                f"environment {self._task.environment!r} has no {name}(); it cannot be played without a model"
+            )
+        return _checked(checked_action, await self._run(name, *arguments), where=self._where(name))
+
+    def offers(self, name: str) -> bool:
+        return getattr(self._session, name, None) is not None
+
+    async def close(self) -> None:
+        """Returns within CLOSE_S and never raises: what went wrong while closing is no reason to lose a finished trajectory."""
+        if self._closed:
+            return
+        self._closed = True
+        self._host.forget(self)
+        if self._call is not None and self._call.running:
+            self._call.afterwards = lambda _result: _close_quietly(
+                self._session
+            )  # still in the author's code: close after it
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._run("close")
+        except (EnvironmentFailed, TimeoutError) as error:
+            _log.warning("%s", error if str(error) else f"{self._where('close')} did not return within {CLOSE_S:.0f} s")
+
+    async def _run(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self._session, name)
+        function = partial(method, *arguments) if arguments else method
+        return await self._host.call(function, where=self._where(name), began=self._remember)
+
+    def _remember(self, call: Call) -> None:
+        self._call = call
+
+    def _where(self, name: str) -> str:
+        return f"{self._task.id}: {name}"
+
+
+def failed(error: BaseException, *, where: str) -> EnvironmentFailed:
+    """Names what author code raised. Not errors.border: that lets SystemExit and CancelledError pass, which here are the author's."""
+    return error if isinstance(error, EnvironmentFailed) else EnvironmentFailed(f"{where} raised {describe(error)}")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function.func if isinstance(function, partial) else function)
+
+
+async def _in_task(work: Any, *, where: str) -> Any:
+    task = asyncio.ensure_future(_guarded(work, where=where))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        task.add_done_callback(_retrieved)
+        raise
+
+
+async def _guarded(work: Any, *, where: str) -> Any:
+    """Inside a task of its own, where a SystemExit would otherwise end the loop, and a stray CancelledError would look like ours."""
+    try:
+        return await (work() if callable(work) else work)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise failed(error, where=where) from error
+
+
+def _retrieved(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+def _checked(check: Callable[[Any], T], answer: Any, *, where: str) -> T:
+    try:
+        return check(answer)
+    except Exception as error:
+        raise EnvironmentFailed(f"{where} {describe(error).removeprefix('BadAnswer: ')}") from error
+
+
+def _close_quietly(session: Any) -> None:
+    try:
+        closing = session.close() if hasattr(session, "close") else None
+        if inspect.isawaitable(closing):
+            asyncio.run(_guarded(closing, where="close"))
+    except BaseException as error:
+        _log.warning("closing a session that outlived its caller raised %s", describe(error))

@@ -1,0 +1,162 @@
+"""Environments by name: built-ins, entry points of installed packages, and an author's own module or file.
+
+Promise: nothing is imported before it is asked for, and a name that is not known is answered with the near one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from ludus.environments.author import AuthoredEnvironment, read_options, snake_case
+from ludus.environments.environment import Environment
+from ludus.errors import ConfigError, describe, nearest
+
+GROUP = "ludus.environments"
+BUILT_IN = {
+    "frozen_lake": "ludus.worlds.frozen_lake:FrozenLake",
+    "guess": "ludus.worlds.guess:Guess",
+    "kv_store": "ludus.worlds.kv_store:KvStore",
+}
+
+
+def names() -> list[str]:
+    """Built-ins first, then what installed packages offer."""
+    return [*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in BUILT_IN)]
+
+
+def make(name: str, *, source: str = "", options: Mapping[str, Any] | None = None) -> Environment:
+    """The environment `name`. `source` says where its class is: module:Class, file.py or file.py:Class; empty: it is registered."""
+    return wrap(_from_source(source) if source else _registered(name), name=name, options=options)
+
+
+def locate(name_or_source: str) -> tuple[str, str]:
+    """(name, source) of what a person typed: a registered name, or a source, which is then named after its class or file."""
+    path, _, class_name = name_or_source.rpartition(":") if _has_class(name_or_source) else (name_or_source, "", "")
+    if not class_name and not path.endswith(".py"):
+        return name_or_source, ""
+    return snake_case(class_name) if class_name else Path(path).stem, name_or_source
+
+
+def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:
+    """An author's class, or a class or instance that is an Environment already, as an Environment called `name`."""
+    if not isinstance(found, type):
+        if options:
+            raise ConfigError(
+                f"environment {name!r} is an instance; options {dict(options)} can only be given to a class"
+            )
+        return cast(Environment, found)
+    if not hasattr(found, "open"):
+        return AuthoredEnvironment(found, name=name, options=options)
+    return _instance(found, name=name or snake_case(found.__name__), options=options or {})
+
+
+def _instance(found: type, *, name: str, options: Mapping[str, Any]) -> Environment:
+    takes_name = "name" in inspect.signature(found).parameters
+    given = read_options(found, {"name": name, **options} if takes_name else options, name=name)
+    try:
+        environment = cast(Environment, found(**given))
+    except ValueError as error:
+        raise ConfigError(f"environment {name!r} refuses options {dict(options)}: {error}") from error
+    if environment.name != name:
+        raise ConfigError(
+            f"environment {name!r} calls itself {environment.name!r}; use that name, or let its constructor take `name`"
+        )
+    return environment
+
+
+def _registered(name: str) -> Any:
+    if name in BUILT_IN:
+        return _attribute(*BUILT_IN[name].split(":"), source=name)
+    points: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in points:
+        known = names()
+        raise ConfigError(
+            f"unknown environment {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
+            "Your own: give its source, as file.py or module:Class."
+        )
+    try:
+        return points[name].load()
+    except Exception as error:
+        raise ConfigError(
+            f"environment {name!r} of {points[name].value} cannot be imported: {describe(error)}"
+        ) from error
+
+
+def _has_class(source: str) -> bool:
+    path, colon, class_name = source.rpartition(":")
+    return bool(colon and path and class_name.isidentifier())
+
+
+def _from_source(source: str) -> Any:
+    path, _, class_name = source.rpartition(":") if _has_class(source) else (source, "", "")
+    if path.endswith(".py"):
+        module = _module_of_file(Path(path))
+        return (
+            _attribute_of(module, class_name, source=source) if class_name else _only_environment(module, source=source)
+        )
+    if not class_name:
+        raise ConfigError(f"source {source!r} is neither file.py, file.py:Class nor module:Class")
+    return _attribute(path, class_name, source=source)
+
+
+def _attribute(module_name: str, class_name: str, *, source: str) -> Any:
+    _importable(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"source {source!r}: module {module_name!r} cannot be imported: {describe(error)}") from error
+    return _attribute_of(module, class_name, source=source)
+
+
+def _attribute_of(module: ModuleType, class_name: str, *, source: str) -> Any:
+    if not hasattr(module, class_name):
+        raise ConfigError(f"source {source!r}: no class {class_name!r}.{nearest(class_name, vars(module))}")
+    return getattr(module, class_name)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"source {str(path)!r} does not exist; expected a Python file with an environment class")
+    path = path.resolve()
+    _importable(str(path.parent))
+    module_name = f"_ludus_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses and type hints look their module up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:  # a file may well call sys.exit at import
+        del sys.modules[module_name]
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise ConfigError(f"source {str(path)!r} cannot be imported: {describe(error)}") from error
+    return module
+
+
+def _only_environment(module: ModuleType, *, source: str) -> Any:
+    own = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__]
+    found = [cls for cls in own if hasattr(cls, "tasks") and (hasattr(cls, "setup") or hasattr(cls, "open"))]
+    if len(found) != 1:
+        listed = ", ".join(cls.__name__ for cls in found) or "none"
+        raise ConfigError(
+            f"source {source!r}: expected one class with `tasks` and `setup`, found {listed}. Name it: {source}:CLASS"
+        )
+    return found[0]
+
+
+def _importable(folder: str) -> None:
+    """Last on the path: an author's neighbours can be imported, and shadow nothing."""
+    if folder not in sys.path:
+        sys.path.append(folder)

@@ -1,0 +1,161 @@
+"""Blocking calls beside an event loop. Promise: a call that hangs holds up no other call, not the loop, and not the end of the process.
+
+Not a ThreadPoolExecutor: that one joins its threads at exit and never replaces a stuck one. Threads share one inbox, so that a thread
+which is done takes the next call without a switch: quick environments keep one or two threads busy, blocking ones as many as they need.
+
+    begun --a thread takes it--> running --returns--> returned
+      |                             |
+      +--caller cancelled           +--caller cancelled--> written off: the thread counts no more and may be replaced;
+         (never runs)                                      once the call does return, `afterwards` frees what it holds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+_PATIENCE_S = 0.01
+"""A call that no thread took for this long gets a new thread: the others are probably blocked."""
+_numbers = itertools.count()
+
+
+class Raised:
+    """What a call raised: carried as a value, because a future takes no StopIteration and a loop dies of a SystemExit."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Call:
+    """One call on its way through the threads."""
+
+    __slots__ = ("_claim", "afterwards", "begun_s", "function", "future", "loop", "returned", "written_off")
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+        self.loop = asyncio.get_running_loop()
+        self.begun_s = self.loop.time()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+        self.afterwards: Callable[[Any], object] | None = None
+        """Given the result, or None where the call raised; runs only after a call that was written off."""
+        self.returned = False
+        self.written_off = False
+        self._claim = [True]
+
+    def claim(self) -> bool:
+        """True once: for the thread that will run it, or for the caller who gives up before."""
+        try:
+            return self._claim.pop()  # list.pop is atomic
+        except IndexError:
+            return False
+
+    @property
+    def claimed(self) -> bool:
+        return not self._claim
+
+    @property
+    def running(self) -> bool:
+        return not self._claim and not self.returned and (self.written_off or not self.future.done())
+
+
+class Threads:
+    def __init__(self, *, max_threads: int = 256) -> None:
+        self.max_threads = max_threads
+        self.num_threads = 0
+        self._inbox: SimpleQueue[Call | None] = SimpleQueue()
+        self._outbox: deque[tuple[Call, Any]] = deque()
+        self._drained_by: asyncio.AbstractEventLoop | None = None
+        self._begun: deque[Call] = deque()
+        self._grown_by: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, function: Callable[[], Any]) -> Call:
+        call = Call(function)
+        self._inbox.put(call)
+        self._begun.append(call)
+        if self.num_threads == 0:
+            self._hire(1)
+        elif self._grown_by is not call.loop:
+            self._grown_by = call.loop
+            call.loop.call_later(_PATIENCE_S, self._grow, call.loop)
+        return call
+
+    async def finish(self, call: Call) -> Any:
+        """The result of the call, or `Raised`."""
+        try:
+            return await call.future
+        except asyncio.CancelledError:
+            self._give_up(call)
+            raise
+
+    def close(self) -> None:
+        """Threads end when they are through with what was begun."""
+        for _ in range(self.num_threads):
+            self._inbox.put(None)
+        self.num_threads = 0
+
+    def _grow(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._grown_by = None
+        self._begun = deque(call for call in self._begun if not call.claimed)
+        late = sum(loop.time() - call.begun_s > _PATIENCE_S for call in self._begun)
+        self._hire(min(late, self.max_threads - self.num_threads))
+        if self._begun:
+            self._grown_by = loop
+            loop.call_later(_PATIENCE_S, self._grow, loop)
+
+    def _hire(self, count: int) -> None:
+        for _ in range(count):
+            threading.Thread(target=self._work, name=f"environment-{next(_numbers)}", daemon=True).start()
+            self.num_threads += 1
+
+    def _give_up(self, call: Call) -> None:
+        if call.claim() or call.returned:
+            return
+        call.written_off = True
+        self.num_threads -= 1
+
+    def _work(self) -> None:
+        while (call := self._inbox.get()) is not None:
+            if call.claim():
+                self._outbox.append((call, _outcome(call.function)))
+                self._report(call.loop)
+            del call  # or this idle thread would keep the session alive
+
+    def _report(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._drained_by is not loop:
+            self._drained_by = loop
+            try:
+                loop.call_soon_threadsafe(self._drain)
+            except RuntimeError:  # the loop is closed and nobody waits; the next loop drains
+                self._drained_by = None
+
+    def _drain(self) -> None:
+        self._drained_by = None  # before looking: whatever is appended from here on is reported anew
+        while self._outbox:
+            self._settle(*self._outbox.popleft())
+
+    def _settle(self, call: Call, outcome: Any) -> None:
+        call.returned = True
+        if call.written_off:
+            self.num_threads += 1
+            if (afterwards := call.afterwards) is not None:
+                result = None if isinstance(outcome, Raised) else outcome
+                self._inbox.put(Call(lambda: afterwards(result)))
+            if self.num_threads > self.max_threads:
+                self._inbox.put(None)
+                self.num_threads -= 1
+        elif not call.future.done():
+            call.future.set_result(outcome)
+
+
+def _outcome(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except BaseException as error:
+        return Raised(error)

@@ -1,0 +1,119 @@
+"""`@tool`: a typed method as a function that a model may call. Promise: bad arguments become a short explanation, never an exception."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+from ludus.environments.signature import Signature, description, read_signature
+from ludus.types import Tool
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+_MARK = "__ludus_tool__"
+_WORDS = ("a", "b", "x", "one", "two", "red", "blue", "word")
+
+
+def tool(method: Method) -> Method:
+    """Marks a method as a tool. Its docstring describes it; lines such as `number: the guess` describe its arguments."""
+    setattr(method, _MARK, True)
+    return method
+
+
+@dataclass(frozen=True)
+class ToolMethod:
+    """A marked method: what the model is told about it, and how its arguments are read."""
+
+    tool: Tool
+    signature: Signature
+
+    def random_arguments(self, rng: random.Random) -> dict[str, Any]:
+        return dict(random_value(self.signature.schema, rng))
+
+
+@cache
+def tools_of(author: type) -> Mapping[str, ToolMethod]:
+    """The tools of a class in the order in which they are written, base classes first."""
+    found: dict[str, ToolMethod] = {}
+    for base in reversed(author.__mro__):
+        for name in vars(base):
+            method = getattr(author, name, None)
+            if getattr(method, _MARK, False) and callable(method):
+                found[name] = _tool_method(name, method)
+    return found
+
+
+def _tool_method(name: str, method: Callable[..., Any]) -> ToolMethod:
+    signature = read_signature(method, what=f"tool {name}")
+    return ToolMethod(Tool(name=name, description=description(method), parameters=signature.schema), signature)
+
+
+def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
+    """A value that fits a JSON schema of the kind that signatures give."""
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return rng.choice(schema["enum"])
+    for union in ("anyOf", "oneOf"):
+        if union in schema:
+            return random_value(rng.choice(schema[union]), rng)
+    draw = _DRAW.get(schema.get("type", "string"))
+    return draw(schema, rng) if draw else None
+
+
+def _integer(schema: Mapping[str, Any], rng: random.Random) -> int:
+    low, high = _bounds(schema, span=9, nudge=1)
+    return rng.randint(int(low), int(high))
+
+
+def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
+    low, high = _bounds(schema, span=1.0, nudge=1e-6)
+    return rng.uniform(low, high)
+
+
+def _bounds(schema: Mapping[str, Any], *, span: float, nudge: float) -> tuple[float, float]:
+    low = schema.get(
+        "minimum", schema.get("exclusiveMinimum", -nudge) + nudge if "exclusiveMinimum" in schema else None
+    )
+    high = schema.get(
+        "maximum", schema.get("exclusiveMaximum", nudge) - nudge if "exclusiveMaximum" in schema else None
+    )
+    if low is None:
+        low = 0 if high is None else high - span
+    return low, (low + span if high is None else high)
+
+
+def _string(schema: Mapping[str, Any], rng: random.Random) -> str:
+    word = rng.choice(_WORDS)
+    return word.ljust(schema.get("minLength", 0), "a")[
+        : schema.get("maxLength", len(word) + schema.get("minLength", 0))
+    ]
+
+
+def _array(schema: Mapping[str, Any], rng: random.Random) -> list[Any]:
+    least = int(schema.get("minItems", 0))
+    length = rng.randint(least, min(int(schema.get("maxItems", least + 3)), least + 3))
+    return [random_value(schema.get("items", {}), rng) for _ in range(length)]
+
+
+def _object(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    drawn = {
+        name: random_value(part, rng) for name, part in properties.items() if name in required or rng.random() < 0.5
+    }
+    values = schema.get("additionalProperties")
+    if isinstance(values, Mapping):
+        drawn |= {rng.choice(_WORDS): random_value(values, rng) for _ in range(rng.randint(0, 2))}
+    return drawn
+
+
+_DRAW: dict[str, Callable[[Mapping[str, Any], random.Random], Any]] = {
+    "integer": _integer,
+    "number": _number,
+    "boolean": lambda _schema, rng: rng.random() < 0.5,
+    "string": _string,
+    "array": _array,
+    "object": _object,
+}

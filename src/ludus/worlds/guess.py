@@ -1,0 +1,61 @@
+"""A number-guessing game with one tool. Bisection always wins within `max_turns`; guessing at random seldom does."""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply, tool
+from ludus.types import ToolCall
+from ludus.worlds.drawing import draw_tasks
+
+
+class Guess:
+    """Find the number."""
+
+    def __init__(
+        self,
+        *,
+        numbers: Annotated[int, Field(ge=2)] = 15,
+        largest: Annotated[int, Field(ge=2)] = 24,
+        max_turns: Annotated[int, Field(ge=0)] = 0,
+    ) -> None:
+        """numbers: candidates at the start; largest: of all tasks; max_turns: 0 is what bisection needs."""
+        if largest < numbers:
+            raise ValueError(f"largest is {largest}, below numbers {numbers}")
+        self.numbers, self.largest = numbers, largest
+        self.max_turns = max_turns or numbers.bit_length()
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return draw_tasks(self._draw, split=split, seed=f"guess {self.numbers} {self.largest}")
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.first = self.low, self.high = task["low"], task["high"]
+        self.secret = task["secret"]
+        return f"{self.low} to {self.high}"
+
+    @tool
+    def guess(self, number: int) -> Reply:
+        """Guess."""
+        if number == self.secret:
+            return Reply("found", reward=1.0, done=True)
+        if number < self.secret:
+            self.low = max(self.low, number + 1)
+            word = "higher"
+        else:
+            self.high = min(self.high, number - 1)
+            word = "lower"
+        return Reply(f"{word}. {self.low} to {self.high}")
+
+    def solve(self) -> ToolCall:
+        return ToolCall("guess", {"number": (self.low + self.high) // 2})
+
+    def random_action(self, rng: random.Random) -> ToolCall:
+        """Any number of the task's range, also one already ruled out."""
+        return ToolCall("guess", {"number": rng.randint(*self.first)})
+
+    def _draw(self, rng: random.Random) -> dict[str, Any]:
+        low = rng.randint(1, self.largest - self.numbers + 1)
+        return {"low": low, "high": low + self.numbers - 1, "secret": rng.randint(low, low + self.numbers - 1)}

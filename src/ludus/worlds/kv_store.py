@@ -1,0 +1,129 @@
+"""A key-value store that must be brought into a required state through four tools, then committed.
+
+Committing ends the session: 1 if the store is exactly right, else 0. An explicit commit (rather than stopping as soon as the state is
+right) teaches to check before finishing, and makes blind trying worthless.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply, tool
+from ludus.types import ToolCall
+from ludus.worlds.drawing import draw_tasks
+
+KEYS = "abcdefghijklmnopqrstuvwxyz"
+Store = dict[str, int]
+
+
+class KvStore:
+    """Make the store as wanted, then commit."""
+
+    def __init__(
+        self,
+        *,
+        keys: Annotated[int, Field(ge=1, le=13)] = 3,
+        changes: Annotated[int, Field(ge=1)] = 2,
+        hints: bool = True,
+        max_turns: Annotated[int, Field(ge=0)] = 0,
+    ) -> None:
+        """keys: at the start; changes: to be made; hints: say what still differs; max_turns: 0 is twice what is needed."""
+        if changes > keys:
+            raise ValueError(f"changes is {changes}, above keys {keys}; every change concerns a key of its own")
+        self.keys, self.changes, self.hints = keys, changes, hints
+        self.max_turns = max_turns or 2 * (changes + 1)
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return draw_tasks(self._draw, split=split, seed=f"kv_store {self.keys} {self.changes}")
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.store, self.wanted = dict(task["store"]), dict(task["wanted"])
+        told = f"now {written(self.store)}\nwant {written(self.wanted)}"
+        return f"{told}\n{self._left()}" if self.hints else told
+
+    @tool
+    def put(self, key: str, value: int) -> str:
+        """Set a key."""
+        self.store[key] = value
+        return self._left()
+
+    @tool
+    def delete(self, key: str) -> str:
+        """Remove a key."""
+        if key not in self.store:
+            return f"no {key[:20]}. {self._left()}"
+        del self.store[key]
+        return self._left()
+
+    @tool
+    def move(self, key: str, to: str) -> str:
+        """Rename a key."""
+        if key not in self.store:
+            return f"no {key[:20]}. {self._left()}"
+        self.store[to] = self.store.pop(key)
+        return self._left()
+
+    @tool
+    def show(self) -> str:
+        """Show the store."""
+        return f"now {written(self.store)}"
+
+    @tool
+    def commit(self) -> Reply:
+        """Finish."""
+        right = self.store == self.wanted
+        return Reply("right" if right else "wrong", reward=float(right), done=True)
+
+    def solve(self) -> ToolCall:
+        """Moves first: they settle two keys at once."""
+        for key, value in sorted(self.store.items()):
+            to = next((k for k, v in sorted(self.wanted.items()) if v == value and k not in self.store), None)
+            if key not in self.wanted and to is not None:
+                return ToolCall("move", {"key": key, "to": to})
+        for key in differences(self.store, self.wanted):
+            if key in self.wanted:
+                return ToolCall("put", {"key": key, "value": self.wanted[key]})
+            return ToolCall("delete", {"key": key})
+        return ToolCall("commit", {})
+
+    def random_action(self, rng: random.Random) -> ToolCall:
+        """Any tool, with keys and values that occur in the task."""
+        known = self.store | self.wanted
+        key, to = rng.choice(sorted(known)), rng.choice(sorted(known))
+        arguments = {"put": {"key": key, "value": known[to]}, "delete": {"key": key}, "move": {"key": key, "to": to}}
+        name = rng.choice((*arguments, "show", "commit"))
+        return ToolCall(name, arguments.get(name, {}))
+
+    def _left(self) -> str:
+        if not self.hints:
+            return "ok"
+        wrong = differences(self.store, self.wanted)
+        return "left " + (", ".join(f"{key} {self.wanted.get(key, 'none')}" for key in wrong) or "nothing")
+
+    def _draw(self, rng: random.Random) -> dict[str, Any]:
+        names = rng.sample(KEYS[: 2 * self.keys], 2 * self.keys)
+        store = {name: rng.randint(0, 9) for name in names[: self.keys]}
+        wanted = dict(store)
+        for key, new in zip(names[: self.changes], names[self.keys :], strict=False):
+            change(wanted, rng.choice(("set", "add", "delete", "move")), key=key, new=new, rng=rng)
+        return {"store": dict(sorted(store.items())), "wanted": dict(sorted(wanted.items()))}
+
+
+def change(store: Store, kind: str, *, key: str, new: str, rng: random.Random) -> None:
+    if kind in ("delete", "move"):
+        value = store.pop(key)
+        store |= {new: value} if kind == "move" else {}
+    else:
+        old = store.get(key)
+        store[key if kind == "set" else new] = rng.choice([value for value in range(10) if value != old])
+
+
+def differences(store: Store, wanted: Store) -> list[str]:
+    return sorted(key for key in store.keys() | wanted.keys() if store.get(key) != wanted.get(key))
+
+
+def written(store: Store) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(store.items())) or "empty"

@@ -1,0 +1,238 @@
+"""Messages to tokens and back, append-only. Promise 1: what was sampled is what is trained.
+
+A transcript holds one session's tokens. The model's words enter it as the ids that were sampled and are never tokenised again. Each new
+observation is rendered with the whole history, by the model's own template; where the new text extends the old text and the model's words
+exactly, only the difference is appended, else the history was rewritten (thinking stripped, tools changed) and a new sequence starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, cast, get_args
+
+from transformers import PreTrainedTokenizerBase
+
+from ludus.errors import ConfigError, EnvironmentFailed, nearest
+from ludus.rollout import tool_calls
+from ludus.rollout.template import PLAINEST, Refused, Rendered, Template
+from ludus.rollout.text import Text
+from ludus.types import Action, Completion, Message, Sequence, Tool, frozen_array
+
+_KNOWN_ENDS = ("<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
+"""Ends of generation that a tokenizer does not always declare."""
+
+
+class Chat:
+    """A model's way of talking: its template, its control tokens, its tool-call format. One per model, shared by all sessions."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, tool_format: str = "auto", chat_template: str = ""
+    ) -> None:
+        self.text = Text(tokenizer)
+        self.template = Template(tokenizer, path=chat_template)
+        self.tool_format = _resolve_format(tool_format, self.template.source)
+        self._newlines = "<tool_call>\\n" in self.template.source
+        self.end_id = self._find_end(tokenizer.eos_token_id)
+        ends = [self.end_id, tokenizer.eos_token_id, *map(self.text.control_id, _KNOWN_ENDS)]
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in ends if id is not None))
+
+    def transcript(self) -> Transcript:
+        return Transcript(self)
+
+    def parse(self, ids: Seq[int], *, tools: bool = True) -> Action:
+        """What the model said. Without tools on offer nothing is a call: all of it is content."""
+        text = self.text.decode(self.without_stop(ids))
+        return tool_calls.parse(text, format=self.tool_format) if tools else Action(text.strip())
+
+    def encode_action(self, action: Action) -> list[int]:
+        """The action as the model would say it, end of turn included; for warm starts."""
+        text = self.template.glue + self.write(action)
+        return [*self.text.encode(text, begins=False), self.end_id]
+
+    def write(self, action: Action) -> str:
+        """The action as escaped text: only the markup of a call can become control tokens."""
+        parts = tool_calls.write_parts(action, format=self.tool_format, newlines=self._newlines)
+        return "".join(text if markup else self.text.escape(text) for text, markup in parts)
+
+    def without_stop(self, ids: Seq[int]) -> Seq[int]:
+        return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+
+    def check_tools(self, tools: Seq[Tool]) -> None:
+        """Raises ConfigError where the template would not show the tools to the model."""
+        if tools and not self.template.renders_tools:
+            raise ConfigError(
+                f"the environment offers tools ({', '.join(tool.name for tool in tools)}), but this model's chat template does not render "
+                "them, so the model would never see them; give a template that does with model.chat_template"
+            )
+
+    def _find_end(self, eos_id: int | None) -> int:
+        closing = self.text.encode(self.template.closing, begins=False)
+        if closing and self.text.is_control(closing[0]):
+            return closing[0]
+        if eos_id is None:
+            raise ConfigError(
+                "the chat template ends a turn without a control token, and the tokenizer declares no eos_token: generation could not "
+                "stop; give another template with model.chat_template"
+            )
+        return eos_id
+
+
+class Transcript:
+    """One session's tokens: `start`, then `speak` and `observe` by turns, `sequences` at the end."""
+
+    def __init__(self, chat: Chat) -> None:
+        self._chat = chat
+        self._shape = chat.template.shape
+        self._history: list[Rendered] = []
+        self._shaped: list[Rendered] = []
+        self._tools: list[dict[str, Any]] = []
+        self._prompt = (
+            ""  # the text of the last prompt; the current row's ids stand for it and for what was spoken since
+        )
+        self._spoken: tuple[int, ...] = ()
+        self._rows: list[_Row] = []
+
+    def start(self, messages: Seq[Message], tools: Seq[Tool] = ()) -> list[int]:
+        """The first prompt."""
+        assert not self._rows, "a transcript serves one session: start() was called before"
+        self._offer(tools)
+        self._hear(messages)
+        self._prompt = self._render()
+        self._begin_row(turn=0)
+        return self._rows[-1].prompt()
+
+    def speak(self, completion: Completion, *, turn: int) -> None:
+        """What the model sampled in answer to the last prompt, a stop id included."""
+        self._rows[-1].add_sampled(completion, turn=turn)
+        self._spoken = completion.ids
+
+    def observe(self, messages: Seq[Message], tools: Seq[Tool] | None = None) -> list[int]:
+        """The next prompt. `tools` replaces the tools on offer, None keeps them."""
+        if tools is not None:
+            self._offer(tools)
+        glue, said = self._chat.template.glue, self._chat.text.decode_escaped(self._chat.without_stop(self._spoken))
+        self._add({"role": "assistant", "content": said.removeprefix(glue)})
+        self._hear(messages)
+        before, self._prompt = self._prompt + said, self._render()
+        turn = self._rows[-1].turn + 1
+        if self._prompt.startswith(before):
+            self._rows[-1].add_context(self._ids_after(len(before)), turn=turn)
+        else:
+            self._begin_row(turn=turn)
+        return self._rows[-1].prompt()
+
+    def sequences(self) -> tuple[Sequence, ...]:
+        """Rows to train on, each up to its last sampled token; a row in which nothing was sampled is none."""
+        return tuple(row.sequence() for row in self._rows if row.num_trained)
+
+    def _begin_row(self, *, turn: int) -> None:
+        self._rows.append(_Row())
+        self._rows[-1].add_context(self._chat.text.encode(self._prompt, begins=True), turn=turn)
+
+    def _ids_after(self, position: int) -> list[int]:
+        """Closing of the model's turn, observation, opening of the next turn. A turn that the model closed itself is not closed twice."""
+        ids = self._chat.text.encode(self._prompt[position:], begins=False)
+        stops = self._chat.stop_ids
+        closed = bool(self._spoken) and self._spoken[-1] in stops
+        return ids[1:] if closed and ids and ids[0] in stops else ids
+
+    def _offer(self, tools: Seq[Tool]) -> None:
+        self._chat.check_tools(tools)
+        self._tools = [_escape_all(tool.openai(), self._chat.text) for tool in tools]
+
+    def _hear(self, messages: Seq[Message]) -> None:
+        rendered = [_rendered(message, self._chat) for message in messages]
+        self._shaped += self._shape.apply(rendered, opening=not self._history)
+        self._history += rendered
+
+    def _add(self, message: Rendered) -> None:
+        self._history.append(message)
+        self._shaped.append(message)
+
+    def _render(self) -> str:
+        try:
+            return self._chat.template.render(self._shaped, tools=self._tools)
+        except Refused as refusal:
+            if self._shape != PLAINEST:  # an unusual order of roles: the plainest shape may still be taken
+                self._shape, self._shaped = PLAINEST, PLAINEST.apply(self._history, opening=True)
+                return self._render()
+            roles = ", ".join(message["role"] for message in self._history[-6:]) or "none at all"
+            raise EnvironmentFailed(
+                f"the model's chat template refused the conversation: {refusal}. Its last messages have the roles: {roles}. "
+                "Let observations hold at least one user or tool message, or give another template with model.chat_template"
+            ) from None
+
+
+class _Row:
+    """A sequence in the making."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        self.num_trained = 0
+        self._ids: list[int] = []
+        self._sampled: list[bool] = []
+        self._logprobs: list[float] = []
+        self._versions: list[int] = []
+        self._turns: list[int] = []
+
+    def prompt(self) -> list[int]:
+        return self._ids.copy()
+
+    def add_context(self, ids: Seq[int], *, turn: int) -> None:
+        self._add(ids, turn=turn, sampled=False, logprobs=[0.0] * len(ids), versions=[-1] * len(ids))
+
+    def add_sampled(self, completion: Completion, *, turn: int) -> None:
+        self._add(completion.ids, turn=turn, sampled=True, logprobs=completion.logprobs, versions=completion.versions)
+        if completion.ids:
+            self.num_trained = len(self._ids)
+
+    def sequence(self) -> Sequence:
+        end = self.num_trained
+        return Sequence(
+            ids=frozen_array(self._ids[:end], "int32"),
+            sampled=frozen_array(self._sampled[:end], "bool"),
+            logprobs=frozen_array(self._logprobs[:end], "float32"),
+            versions=frozen_array(self._versions[:end], "int32"),
+            turns=frozen_array(self._turns[:end], "int32"),
+        )
+
+    def _add(self, ids: Seq[int], *, turn: int, sampled: bool, logprobs: Seq[float], versions: Seq[int]) -> None:
+        assert len(ids) == len(logprobs) == len(versions), "every token has one logprob and one version"
+        self.turn = turn
+        self._ids += ids
+        self._sampled += [sampled] * len(ids)
+        self._logprobs += logprobs
+        self._versions += versions
+        self._turns += [turn] * len(ids)
+
+
+def _rendered(message: Message, chat: Chat) -> Rendered:
+    escape = chat.text.escape
+    if message.role == "assistant":  # an example that the environment gives
+        return {"role": "assistant", "content": chat.write(Action(message.content, message.tool_calls))}
+    named = {"name": message.name, "tool_call_id": message.tool_call_id}
+    return {
+        "role": message.role,
+        "content": escape(message.content),
+        **{key: escape(value) for key, value in named.items() if value},
+    }
+
+
+def _escape_all(value: Any, text: Text) -> Any:
+    if isinstance(value, str):
+        return text.escape(value)
+    if isinstance(value, Mapping):
+        return {text.escape(str(key)): _escape_all(entry, text) for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_escape_all(entry, text) for entry in value]
+    return value
+
+
+def _resolve_format(name: str, template: str) -> tool_calls.ToolFormat:
+    if name == "auto":
+        return tool_calls.detect(template)
+    known = get_args(tool_calls.ToolFormat)
+    if name not in known:
+        raise ConfigError(f"model.tool_format is {name!r}; known: auto, {', '.join(known)}.{nearest(name, known)}")
+    return cast(tool_calls.ToolFormat, name)

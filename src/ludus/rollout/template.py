@@ -1,0 +1,157 @@
+"""A model's chat template: rendering, and what the template can carry. Promise: what it cannot carry is reshaped or refused, never lost.
+
+Templates differ in what they accept: no system message, no tool messages, strict alternation of user and assistant. One look at a few
+probe conversations tells, and every conversation is then put into the shape that the template takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from ludus.errors import ConfigError, describe
+
+Rendered = dict[str, Any]
+"""A message as a template sees it, its strings escaped."""
+
+_WORDS = ("ludusalpha", "ludusbeta", "ludusgamma", "ludusdelta")
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": _WORDS[0], "description": _WORDS[1], "parameters": {"type": "object", "properties": {}}},
+}
+
+
+class Refused(Exception):
+    """The template raised; the message is the template's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What must happen to a conversation before the template takes it."""
+
+    system: Literal["anywhere", "first", "never"] = "anywhere"
+    tool_as_user: bool = False
+    merge: bool = False
+    """Messages of one role in a row become one message."""
+
+    def apply(self, messages: Sequence[Rendered], *, opening: bool) -> list[Rendered]:
+        shaped: list[Rendered] = []
+        for index, message in enumerate(messages):
+            message = {**message, "role": self._role(message["role"], first=opening and index == 0)}
+            if self.merge and shaped and shaped[-1]["role"] == message["role"]:
+                shaped[-1]["content"] += "\n\n" + message["content"]
+            else:
+                shaped.append(message)
+        return shaped
+
+    def _role(self, role: str, *, first: bool) -> str:
+        if role == "tool" and self.tool_as_user:
+            return "user"
+        if role == "system" and (self.system == "never" or (self.system == "first" and not first)):
+            return "user"
+        return role
+
+
+PLAINEST = Shape(system="never", tool_as_user=True, merge=True)
+
+
+class Template:
+    """`source` is the Jinja text. `shape` is calibrated; `glue` is the whitespace the template sets before what an assistant says;
+    `closing` is what it sets after it."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str = "") -> None:
+        self._tokenizer = tokenizer
+        self.source = _source(tokenizer, path)
+        self.shape = self._calibrate_shape()
+        self.glue, self.closing = self._calibrate_turn()
+        self.renders_tools = self._carries([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])
+
+    def render(self, messages: Sequence[Rendered], *, tools: Sequence[dict[str, Any]] | None) -> str:
+        """The prompt for the next turn. Raises Refused when the template does."""
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                chat_template=self.source,
+                add_generation_prompt=True,
+                tokenize=False,
+                date_string="26 Jul 2024",  # Llama's templates write today's date unless told one: prompts must not change overnight
+            )
+        except Exception as error:  # a template is foreign code: it may fail in any way
+            raise Refused(describe(error)) from error
+        assert isinstance(text, str)
+        return text
+
+    def _carries(
+        self, roles: Sequence[tuple[str, int]], *, tools: list[dict[str, Any]] | None = None, words: Sequence[str] = ()
+    ) -> bool:
+        """Whether each message's word shows up, in order."""
+        messages = [{"role": role, "content": _WORDS[index]} for role, index in roles]
+        try:
+            text = self.render(messages, tools=tools)
+        except Refused:
+            return False
+        position = 0
+        for word in words or [message["content"] for message in messages]:
+            position = text.find(word, position) + 1
+            if position == 0:
+                return False
+        return True
+
+    def _calibrate_shape(self) -> Shape:
+        if not self._carries([("user", 0)]):
+            raise ConfigError(
+                f"the chat template cannot render one user message ({self._refusal()}); give another with model.chat_template"
+            )
+        shape = Shape()
+        if not self._carries([("system", 0), ("user", 1)]) or not self._carries([("system", 0)]):
+            shape = replace(shape, system="never")
+        elif not self._carries([("user", 0), ("assistant", 1), ("system", 2)]):
+            shape = replace(shape, system="first")
+        if not self._carries([("user", 0), ("assistant", 1), ("tool", 2)]):
+            shape = replace(shape, tool_as_user=True)
+        doubled = [("user", 0), ("user", 1)] if shape.tool_as_user else [("tool", 2), ("user", 3)]
+        opening = [("user", 0), ("assistant", 1)]
+        merge = not self._carries([("user", 0), ("user", 1)]) or not self._carries([*opening, *doubled])
+        return replace(shape, merge=merge)
+
+    def _refusal(self) -> str:
+        try:
+            self.render([{"role": "user", "content": _WORDS[0]}], tools=None)
+        except Refused as refused:
+            return str(refused)
+        return "its text is missing"
+
+    def _calibrate_turn(self) -> tuple[str, str]:
+        user = {"role": "user", "content": _WORDS[0]}
+        assistant = {"role": "assistant", "content": _WORDS[1]}
+        prompt = self.render([user], tools=None)
+        try:
+            text = self.render([user, assistant, {**user, "content": _WORDS[2]}], tools=None)
+        except Refused as refused:
+            raise ConfigError(
+                f"the chat template refuses a second turn: {refused}; give another with model.chat_template"
+            ) from None
+        said = text.find(_WORDS[1])
+        between = text[len(prompt) : said] if text.startswith(prompt) else ""
+        return (between if between.isspace() else ""), text[said + len(_WORDS[1]) :]
+
+
+def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
+    if path:
+        try:
+            return Path(path).read_text()
+        except OSError as error:
+            raise ConfigError(
+                f"model.chat_template is {path!r}, which cannot be read: {describe(error)}; expected a Jinja file"
+            ) from None
+    try:
+        return str(tokenizer.get_chat_template())
+    except ValueError:
+        raise ConfigError(
+            "this model's tokenizer has no chat template; give one as a Jinja file with model.chat_template, or use an instruct model"
+        ) from None

@@ -1,0 +1,178 @@
+"""Text to tokens, and back. Promise: only a template's own text becomes control tokens; text from elsewhere never does, whatever it says.
+
+A tokenizer turns the characters "<|im_end|>" into the end of the turn, no matter who wrote them. So text that comes from an
+environment is escaped before it enters a chat template: each character with which a control token could begin or end is replaced by a
+private pair. Escapes pass through trimming, splitting and JSON unharmed. After rendering, whatever still reads as a control token was
+written by the template; the rest is unescaped and encoded by a copy of the tokenizer that knows no control tokens. For ordinary text
+the ids are those that the tokenizer itself would give, because the text between two control tokens is encoded as one stretch, whoever
+wrote its parts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from ludus.errors import ConfigError
+
+_ESCAPE = "\U0010fffd"  # private use; where it occurs in a text by itself it is escaped like the rest
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_ANCHOR = "a"
+
+
+class Text:
+    """A tokenizer that tells control tokens from text that only looks like them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if not isinstance(backend, Tokenizer):
+            raise ConfigError(
+                f"tokenizer {type(tokenizer).__name__} has no fast version, which is needed to keep text apart from control tokens; "
+                "use a model that ships a tokenizer.json"
+            )
+        added = backend.get_added_tokens_decoder()
+        self._control = {token.content: id for id, token in added.items() if _is_control(token)}
+        self._control_text = {id: text for text, id in self._control.items()}
+        self._control_pattern = _pattern(self._control)
+        self._swallows_left = {token.content for token in added.values() if token.lstrip}
+        self._swallows_right = {token.content for token in added.values() if token.rstrip}
+        self._words = {token.content: id for id, token in added.items() if not _is_control(token)}
+        self._words_pattern = _pattern(self._words)
+        self._escapes, self._plain_of = _escape_tables(self._control)
+        self._backend = backend
+        self._first, self._rest = _plain_backends(backend, control=self._control)
+        self._anchor_ids = self._rest.encode(_ANCHOR, add_special_tokens=False).ids
+        self._anchor_text = backend.decode(self._anchor_ids, skip_special_tokens=False)
+
+    def is_control(self, id: int) -> bool:
+        return id in self._control_text
+
+    def control_id(self, text: str) -> int | None:
+        return self._control.get(text)
+
+    def escape(self, text: str) -> str:
+        """For text from an environment. What UTF-8 cannot write (lone surrogates) becomes the replacement character."""
+        if not text.isascii():
+            text = _SURROGATES.sub("\ufffd", text)
+        return text.translate(self._escapes)
+
+    def encode(self, text: str, *, begins: bool) -> list[int]:
+        """Ids of rendered text; `begins` where it starts the conversation, which matters to some tokenizers."""
+        ids: list[int] = []
+        position = 0
+        for match in self._control_pattern.finditer(text):
+            before, token = text[position : match.start()], match[0]
+            self._encode_plain(
+                before.rstrip() if token in self._swallows_left else before, into=ids, begins=begins and not position
+            )
+            ids.append(self._control[token])
+            position = match.end()
+            if token in self._swallows_right:
+                position += len(text) - position - len(text[position:].lstrip())
+        self._encode_plain(text[position:], into=ids, begins=begins and not position)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(text for text, _ in self._runs(ids))
+
+    def decode_escaped(self, ids: Sequence[int]) -> str:
+        """What the model said, ready for a template: control tokens that it sampled stay, text that only looks like one is escaped.
+
+        Only whole look-alikes are escaped here: the template must recognise the model's markup (it may strip a <think> block).
+        """
+        return "".join(
+            text if control else self._control_pattern.sub(lambda match: self.escape(match[0]), text)
+            for text, control in self._runs(ids)
+        )
+
+    def _runs(self, ids: Sequence[int]) -> Iterator[tuple[str, bool]]:
+        run: list[int] = []
+        for id in ids:
+            if id in self._control_text:
+                yield self._decode_run(run), False
+                yield self._control_text[id], True
+                run = []
+            else:
+                run.append(id)
+        yield self._decode_run(run), False
+
+    def _decode_run(self, ids: list[int]) -> str:
+        """Some decoders drop a leading space; an anchor in front keeps it."""
+        if not ids:
+            return ""
+        return self._backend.decode([*self._anchor_ids, *ids], skip_special_tokens=False)[len(self._anchor_text) :]
+
+    def _encode_plain(self, text: str, *, into: list[int], begins: bool) -> None:
+        if not text:
+            return
+        if _ESCAPE in text:
+            text = re.sub(f"{_ESCAPE}(.)", lambda match: self._plain_of.get(match[1], match[0]), text)
+        backend = self._first if begins else self._rest
+        position = 0
+        if self._words:
+            for match in self._words_pattern.finditer(text):
+                into += backend.encode(text[position : match.start()], add_special_tokens=False).ids
+                into.append(self._words[match[0]])
+                position, backend = match.end(), self._rest
+        into += backend.encode(text[position:] if position else text, add_special_tokens=False).ids
+
+
+def _is_control(token: AddedToken) -> bool:
+    """Special tokens and markup. Whitespace runs and words that some tokenizers add are text like any other."""
+    return bool(token.special or re.search(r"[^\w\s]", token.content))
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str]:
+    """Longest first, as the tokenizer matches."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=lambda text: (-len(text), text)))) or "(?!)")
+
+
+def _escape_tables(control: Iterable[str]) -> tuple[dict[int, str], dict[str, str]]:
+    edges = sorted({edge for text in control for edge in (text[0], text[-1])})
+    codes = {character: chr(0xE000 + index) for index, character in enumerate([_ESCAPE, *edges])}
+    return (
+        {ord(character): _ESCAPE + code for character, code in codes.items()},
+        {code: character for character, code in codes.items()},
+    )
+
+
+def _plain_backends(backend: Tokenizer, *, control: dict[str, int]) -> tuple[Tokenizer, Tokenizer]:
+    """Copies without added tokens: for text that begins the conversation, and for all other text."""
+    settings = json.loads(backend.to_str())
+    settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
+    plain = Tokenizer.from_str(json.dumps(settings))
+    reachable = [text for text, id in control.items() if _reaches(plain, text=text, id=id)]
+    if reachable:
+        _forget(settings["model"], reachable)
+        plain = Tokenizer.from_str(json.dumps(settings))
+    return plain, _without_first_space(settings) or plain
+
+
+def _reaches(plain: Tokenizer, *, text: str, id: int) -> bool:
+    return any(id in plain.encode(context, add_special_tokens=False).ids for context in (text, f"a{text}a"))
+
+
+def _forget(model: dict[str, Any], texts: list[str]) -> None:
+    """Some vocabularies list control tokens as ordinary entries, which plain text could then hit."""
+    gone = set(texts) - {model.get("unk_token")}
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {text: id for text, id in model["vocab"].items() if text not in gone}
+    else:  # Unigram: an id is a position, so the entry stays and can never match
+        nothing = "\U0010ffff" * 8
+        model["vocab"] = [
+            [nothing + str(i) if text in gone else text, score] for i, (text, score) in enumerate(model["vocab"])
+        ]
+
+
+def _without_first_space(settings: dict[str, Any]) -> Tokenizer | None:
+    """SentencePiece-style tokenizers put a space before the first text only; every stretch encoded on its own would look like the first."""
+    text = json.dumps(settings["pre_tokenizer"])
+    if '"prepend_scheme": "first"' not in text:
+        return None
+    pre_tokenizer = json.loads(text.replace('"prepend_scheme": "first"', '"prepend_scheme": "never"'))
+    return Tokenizer.from_str(json.dumps({**settings, "pre_tokenizer": pre_tokenizer}))

@@ -1,0 +1,225 @@
+"""Tool calls in text: reading what a model wrote, writing what a solver plays. Promise: `parse` never raises, and `parse(write(a)) == a`.
+
+    hermes    <tool_call>{"name": "guess", "arguments": {"number": 5}}</tool_call>, several in a row (Qwen, Hermes, our tiny model)
+    smollm2   <tool_call>[{"name": ..., "arguments": ...}, ...]</tool_call>
+    llama3    <|python_tag|>{"name": ..., "parameters": {...}}; ..., or the bare JSON
+    json      a ```json fence, or the bare JSON
+
+A call that was attempted and cannot be read sets `problem`, the sentence the model gets to hear. That includes near misses: a call in
+another format's wrapping is not carried out, because what earns the reward must be what the format says, but it is told apart from silence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ludus.types import Action, ToolCall
+
+ToolFormat = Literal["hermes", "llama3", "smollm2", "json"]
+
+EXAMPLES: Mapping[ToolFormat, str] = {
+    "hermes": '<tool_call>{"name": "TOOL", "arguments": {...}}</tool_call>',
+    "smollm2": '<tool_call>[{"name": "TOOL", "arguments": {...}}]</tool_call>',
+    "llama3": '{"name": "TOOL", "parameters": {...}}',
+    "json": '{"name": "TOOL", "arguments": {...}}',
+}
+_TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
+_FENCE = re.compile(r"```(?:json|tool_call)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+_CALL_LIKE = re.compile(r'[\[{]\s*"(?:name|function|tool|tool_name|arguments|parameters)"\s*:')
+_PYTHON_TAG = "<|python_tag|>"
+_DECODER = json.JSONDecoder()
+
+
+class _Unreadable(Exception):
+    """Why a call could not be read, as a sentence for the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A stretch of text that is, or wants to be, calls."""
+
+    start: int
+    end: int
+    body: str
+
+
+def detect(chat_template: str) -> ToolFormat:
+    """The format a chat template teaches."""
+    if "<tool_call>[" in chat_template:
+        return "smollm2"
+    if "<tool_call>" in chat_template:
+        return "hermes"
+    if _PYTHON_TAG in chat_template or "<|start_header_id|>" in chat_template:
+        return "llama3"
+    return "json"
+
+
+def parse(text: str, *, format: ToolFormat) -> Action:
+    """What `text` says and calls. Calls are looked for after a closed <think> block, not inside it."""
+    thought = text.rfind("</think>")
+    spoken_from = thought + len("</think>") if thought >= 0 else 0
+    found = _find(text, spoken_from, format)
+    content = _without(text, found)
+    if not found:
+        return Action(content, problem=_near_miss(text[spoken_from:], format))
+    calls: list[ToolCall] = []
+    try:
+        for part in found:
+            calls.extend(_read(part.body, format))
+    except _Unreadable as unreadable:
+        return Action(content, problem=f"The tool call could not be read: {unreadable} Write {EXAMPLES[format]}")
+    return Action(content, tuple(calls))
+
+
+def write(action: Action, *, format: ToolFormat, newlines: bool = False) -> str:
+    """The text that `parse` reads back as `action`. `newlines` sets tags and JSON on their own lines, as Qwen's templates do."""
+    return "".join(text for text, _ in write_parts(action, format=format, newlines=newlines))
+
+
+def write_parts(action: Action, *, format: ToolFormat, newlines: bool = False) -> list[tuple[str, bool]]:
+    """The same in pieces of (text, is markup): only markup may become special tokens, never what content and arguments say."""
+    parts: list[tuple[str, bool]] = [(action.content, False)]
+    if not action.tool_calls:
+        return parts
+    if action.content:
+        parts.append(("\n", False))
+    line = "\n" if newlines else ""
+    bodies = [_body(call, format) for call in action.tool_calls]
+    if format == "smollm2":
+        bodies = [f"[{', '.join(bodies)}]"]
+    if format in ("hermes", "smollm2"):
+        for index, body in enumerate(bodies):
+            parts += [(line if index else "", False), ("<tool_call>", True), (f"{line}{body}{line}", False)]
+            parts.append(("</tool_call>", True))
+        return parts
+    if format == "llama3":
+        return [*parts, (_PYTHON_TAG, True), ("; ".join(bodies), False)]
+    listed = bodies[0] if len(bodies) == 1 else f"[{', '.join(bodies)}]"
+    return [*parts, (f"```json\n{listed}\n```", False)]
+
+
+def _body(call: ToolCall, format: ToolFormat) -> str:
+    key = "parameters" if format == "llama3" else "arguments"
+    entry = {"name": call.name, key: dict(call.arguments), **({"id": call.id} if call.id else {})}
+    return json.dumps(entry, ensure_ascii=False)
+
+
+def _find(text: str, start: int, format: ToolFormat) -> list[_Found]:
+    if format in ("hermes", "smollm2"):
+        return [_Found(match.start(), match.end(), match[1]) for match in _TAGGED.finditer(text, start)]
+    if format == "llama3" and (tag := text.find(_PYTHON_TAG, start)) >= 0:
+        return [_Found(tag, len(text), text[tag + len(_PYTHON_TAG) :])]
+    if format == "json":
+        fences = [_Found(m.start(), m.end(), m[1]) for m in _FENCE.finditer(text, start) if _CALL_LIKE.search(m[1])]
+        if fences:
+            return fences
+    return _find_bare(text, start)
+
+
+def _find_bare(text: str, start: int) -> list[_Found]:
+    """JSON in the open: from the first thing that looks like a call to the end of the last value that can be read."""
+    begin = _CALL_LIKE.search(text, start)
+    if begin is None:
+        return []
+    outer = text.rfind("[", start, begin.start())
+    first = outer if outer >= 0 and not text[outer + 1 : begin.start()].strip() else begin.start()
+    _, end = _values(text, first)
+    body = text[first:end] if end is not None else text[first:]
+    return [_Found(first, end if end is not None else len(text), body)]
+
+
+def _values(text: str, start: int) -> tuple[list[Any], int | None]:
+    """JSON values separated by whitespace, commas or semicolons, and where the last one ends; None where the first is broken."""
+    values: list[Any] = []
+    position, end = start, None
+    while position < len(text) and text[position] in "{[":
+        try:
+            value, position = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            break
+        values.append(value)
+        end = position
+        while position < len(text) and text[position] in " \t\r\n,;":
+            position += 1
+    return values, end
+
+
+def _read(body: str, format: ToolFormat) -> list[ToolCall]:
+    stripped = body.strip()
+    values, end = _values(stripped, 0)
+    if end is None:
+        raise _Unreadable(_why_broken(stripped))
+    if stripped[end:].strip(" \t\r\n,;"):
+        raise _Unreadable(f"there is text after the JSON: {_quote(stripped[end:].strip())}.")
+    entries: list[Any] = [entry for value in values for entry in (value if isinstance(value, list) else [value])]
+    if format == "smollm2" and not isinstance(values[0], list):
+        raise _Unreadable("the calls must be a JSON list.")
+    if format == "hermes" and isinstance(values[0], list):
+        raise _Unreadable("expected one JSON object between the tags, got a list.")
+    if not entries:
+        raise _Unreadable("the list of calls is empty.")
+    return [_call(entry) for entry in entries]
+
+
+def _why_broken(text: str) -> str:
+    if not text:
+        return "it is empty."
+    try:
+        json.loads(text)
+    except RecursionError:
+        return "the JSON is nested too deeply."
+    except ValueError as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
+        return f"the JSON is broken ({reason}): {_quote(text)}."
+    return f"expected a JSON object, got {_quote(text)}."
+
+
+def _call(entry: Any) -> ToolCall:
+    if isinstance(entry, Mapping) and isinstance(entry.get("function"), Mapping):
+        entry = entry["function"]
+    if not isinstance(entry, Mapping):
+        raise _Unreadable(f"expected a JSON object, got {_quote(json.dumps(entry))}.")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise _Unreadable(
+            '"name" is missing.' if name is None else f'"name" must be a string, got {_quote(json.dumps(name))}.'
+        )
+    arguments = entry.get("arguments", entry.get("parameters", {}))
+    if isinstance(arguments, str):  # OpenAI's own habit: the arguments as a string of JSON
+        arguments = _nested(arguments)
+    if not isinstance(arguments, Mapping):
+        raise _Unreadable(f'"arguments" must be an object, got {_quote(json.dumps(arguments))}.')
+    id = entry.get("id")
+    return ToolCall(name, dict(arguments), id if isinstance(id, str) else "")
+
+
+def _nested(text: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return text
+
+
+def _near_miss(text: str, format: ToolFormat) -> str:
+    """A problem where a call was meant, in the wrapping of another format; nothing where the model only spoke."""
+    wrapped = "<tool_call>" in text or "</tool_call>" in text or _PYTHON_TAG in text
+    if not wrapped and not _CALL_LIKE.search(text):
+        return ""
+    return f"That looks like a tool call, but not in the format that is read here. Write {EXAMPLES[format]}"
+
+
+def _without(text: str, found: Sequence[_Found]) -> str:
+    kept, position = [], 0
+    for part in found:
+        kept.append(text[position : part.start])
+        position = part.end
+    kept.append(text[position:])
+    return "".join(kept).strip() if found else text.strip()
+
+
+def _quote(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

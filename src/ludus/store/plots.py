@@ -264,7 +264,7 @@ def _finish(axes: Axes, *, title: str, label: str, scale: Scale = "free", x: str
         axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
     left, right = axes.get_xlim()
     if right - left < 1:  # a single step
-        axes.set_xlim((left + right) / 2 - 0.5, (left + right) / 2 + 0.5)
+        axes.set_xlim((left + right) / 2 - 1, (left + right) / 2 + 1)
     axes.locator_params(axis="x", integer=True)
     if not axes.has_data():
         axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", color="#888888")

@@ -14,7 +14,7 @@ from ludus.store.trajectories import StoredTrajectory, stored_to_dict
 from ludus.types import Trajectory
 
 Listener = Callable[[str, Mapping[str, Any]], None]
-"""Called as listener(kind, fields) with kind "metrics", "trajectory", "evaluation", or an event's kind."""
+"""Called as listener(kind, fields) with kind "metrics", "trajectory", "evaluation", an event's kind, or, at the very end, "closed"."""
 MAX_FILE_BYTES = 64 * 2**20
 """A trajectories file that has grown past this is followed by the next one: editors and `jq` still open it."""
 
@@ -71,6 +71,7 @@ class Recorder:
             if file is not None:
                 file.close()
         self.folder.close()
+        self._tell("closed", {})
 
     def __enter__(self) -> Self:
         return self

@@ -21,9 +21,11 @@ def write_report(folder: RunFolder) -> Path:
     metrics = folder.metrics(report=problems.append)
     evaluations = _by_environment(folder.evaluations(report=problems.append))
     config = folder.config()
+    cloning = any(event.get("kind") == "cloning" for event in folder.events(report=problems.append))
+    steps = config.sft.steps if cloning else config.pipeline.steps
     sections = [
         f"# {config.name}",
-        _overview(metrics, steps=config.pipeline.steps, model=config.model.name),
+        _overview(metrics, steps=steps, model=config.model.name),
         _held_out(folder, evaluations),
         _learning(folder, metrics),
         _staleness(folder, metrics, bound=config.pipeline.max_staleness),
@@ -45,12 +47,13 @@ def _overview(metrics: Sequence[Line], *, steps: int, model: str) -> str:
         return f"Model `{model}`. No optimiser step has been recorded yet."
     wall_s = sum(seconds for line in metrics if math.isfinite(seconds := step_s(line)))
     rate = curve([{"step": line["step"], "rate": tokens_per_s(line)} for line in metrics], "rate").values
+    trained = curve(metrics, "trajectories/trained").values.sum()
     facts = {
         "model": f"`{model}`",
         "optimiser steps": f"{metrics[-1]['step']} of {steps}",
         "training time": duration(wall_s) if wall_s else "",
         "generated": f"{rate.mean():,.0f} tokens/s on average" if len(rate) else "",
-        "trajectories trained": f"{curve(metrics, 'trajectories/trained').values.sum():,.0f}",
+        "trajectories trained": f"{trained:,.0f}" if trained else "",
     }
     return table(("run", ""), [(name, value) for name, value in facts.items() if value])
 
@@ -126,7 +129,6 @@ def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:
         for name in ("optimizer/loss", "optimizer/entropy", "optimizer/grad_norm", "probe/gap")
         if len(curve(metrics, name))
     ]
-    names = names or [f"sft/{name}" for name in list(curves(metrics, "sft/"))[:4]]
     if not names:
         return ""
     plots.draw(folder.plots / "optimizer.png", [plots.single(metrics, name) for name in names], height=2.4)

@@ -15,12 +15,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.rollout import tool_calls
-from ludus.rollout.template import PLAINEST, Refused, Rendered, Template
+from ludus.rollout.template import PLAINEST, Refused, Rendered, Shape, Template
 from ludus.rollout.text import Text
 from ludus.types import Action, Completion, Message, Sequence, Tool, frozen_array
 
 _KNOWN_ENDS = ("<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
 """Ends of generation that a tokenizer does not always declare."""
+_WINDOW = 12
+"""Messages that are rendered at most to prove an extension, where the template is local."""
 
 
 class Chat:
@@ -85,7 +87,7 @@ class Transcript:
         self._chat = chat
         self._shape = chat.template.shape
         self._history: list[Rendered] = []
-        self._shaped: list[Rendered] = []
+        self._shaped: list[Rendered] = []  # the history, or the window of it, as the template takes it
         self._tools: list[dict[str, Any]] = []
         self._prompt = (
             ""  # the text of the last prompt; the current row's ids stand for it and for what was spoken since
@@ -109,6 +111,8 @@ class Transcript:
 
     def observe(self, messages: Seq[Message], tools: Seq[Tool] | None = None) -> list[int]:
         """The next prompt. `tools` replaces the tools on offer, None keeps them."""
+        if self._chat.template.local and len(self._shaped) > _WINDOW:
+            self._shorten()
         if tools is not None:
             self._offer(tools)
         glue, said = self._chat.template.glue, self._chat.text.decode_escaped(self._chat.without_stop(self._spoken))
@@ -119,6 +123,8 @@ class Transcript:
         if self._prompt.startswith(before):
             self._rows[-1].add_context(self._ids_after(len(before)), turn=turn)
         else:
+            self._reshape(self._shape)  # the new row needs the whole history, not its window
+            self._prompt = self._render()
             self._begin_row(turn=turn)
         return self._rows[-1].prompt()
 
@@ -146,6 +152,14 @@ class Transcript:
         self._shaped += self._shape.apply(rendered, opening=not self._history)
         self._history += rendered
 
+    def _shorten(self) -> None:
+        """In a local template a message's text depends on its neighbours and the first message: two more prove the next extension."""
+        self._shaped = [self._shaped[0], *self._shaped[-2:]]
+        self._prompt = self._render()
+
+    def _reshape(self, shape: Shape) -> None:
+        self._shape, self._shaped = shape, shape.apply(self._history, opening=True)
+
     def _add(self, message: Rendered) -> None:
         self._history.append(message)
         self._shaped.append(message)
@@ -155,7 +169,7 @@ class Transcript:
             return self._chat.template.render(self._shaped, tools=self._tools)
         except Refused as refusal:
             if self._shape != PLAINEST:  # an unusual order of roles: the plainest shape may still be taken
-                self._shape, self._shaped = PLAINEST, PLAINEST.apply(self._history, opening=True)
+                self._reshape(PLAINEST)
                 return self._render()
             roles = ", ".join(message["role"] for message in self._history[-6:]) or "none at all"
             raise EnvironmentFailed(

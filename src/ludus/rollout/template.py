@@ -14,6 +14,7 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError, describe
+from ludus.rollout.locality import is_local
 
 Rendered = dict[str, Any]
 """A message as a template sees it, its strings escaped."""
@@ -60,12 +61,13 @@ PLAINEST = Shape(system="never", tool_as_user=True, merge=True)
 
 
 class Template:
-    """`source` is the Jinja text. `shape` is calibrated; `glue` is the whitespace the template sets before what an assistant says;
-    `closing` is what it sets after it."""
+    """What was found out about a template once: the `shape` it takes; the whitespace (`glue`) it sets before what an assistant says and
+    the `closing` after it; whether it `renders_tools`; whether it is `local` (see locality.py)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str = "") -> None:
         self._tokenizer = tokenizer
         self.source = _source(tokenizer, path)
+        self.local = is_local(self.source)
         self.shape = self._calibrate_shape()
         self.glue, self.closing = self._calibrate_turn()
         self.renders_tools = self._carries([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])

@@ -1,0 +1,325 @@
+"""The engine in this process: one thread that schedules, computes, draws. Promise: a call returns, raises EngineFailed or is cancelled; it
+never hangs, and every token carries the version it was made with.
+
+    generate ──▶ inbox ──▶ thread: [ commands · plan · copies · passes · advance ] ──▶ futures, one wake-up of the event loop per step
+
+Commands (new requests, cancellations, loads, scores) run in the thread, between two steps, so nothing needs a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludus.config import EngineConfig
+from ludus.engines.engine import Capabilities
+from ludus.engines.policies import Policies
+from ludus.engines.sample import noise
+from ludus.engines.schedule import Pass, Request, Schedule
+from ludus.errors import EngineFailed, LudusError, border, describe
+from ludus.types import CURRENT, Completion, Sampling
+from ludus.weights.channel import Channel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counts since the start, but `running` and `waiting`, which are of now."""
+
+    tokens: int
+    prefill_computed: int
+    prefill_reused: int
+    busy_s: float
+    running: int
+    waiting: int
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """What somebody awaits. `uniforms`: the noise of its tokens, if it is a generation."""
+
+    future: asyncio.Future[Any]
+    uniforms: list[float] = field(default_factory=list)
+    admitted: bool = False
+
+
+class EmbeddedEngine:
+    """Serves `model`, which it owns from here on, as policy `current`. `max_tokens` bounds prompt and samples of one session."""
+
+    capabilities = Capabilities(policies=True, load=True, score=True)
+
+    def __init__(
+        self, model: PreTrainedModel, *, channel: Channel, config: EngineConfig, max_tokens: int, version: int = 0
+    ) -> None:
+        num_slots = max(config.max_cached, config.max_running)
+        self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
+        self._schedule = Schedule(
+            num_slots=num_slots,
+            slot_tokens=max_tokens,
+            max_running=config.max_running,
+            prefill_tokens=config.prefill_tokens,
+            deterministic=config.deterministic,
+        )
+        self._schedule.loaded(CURRENT, version=version)
+        self._channel, self._threads = channel, config.threads
+        self._room = asyncio.Semaphore(config.max_waiting)
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
+        self._calls: set[_Call] = set()
+        self._generations: dict[Request, _Call] = {}
+        self._failure: EngineFailed | None = None
+        self._gate = (
+            threading.Lock()
+        )  # between a call that comes in and the thread's end: none may be accepted and forgotten
+        self._closing = False
+        self._num_sampled = self._num_prefilled = 0
+        self._busy_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
+        self._thread.start()
+
+    # -------------------------------------------------------------------------------------------- in the caller's event loop
+
+    async def generate(
+        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
+    ) -> Completion:
+        request = Request(list(map(int, ids)), sampling, session_id, policy)
+        self._check(request)
+        await self._room.acquire()
+        uniforms = noise(sampling.seed, start=request.num_prompt, count=sampling.max_tokens).tolist()
+        call = _Call(asyncio.get_running_loop().create_future(), uniforms)
+        try:
+            self._submit(lambda: self._add(request, call), call=call)
+        except EngineFailed:
+            self._room.release()  # the next in line must come here and fail too, instead of waiting for ever
+            raise
+        try:
+            completion: Completion = await call.future
+        except asyncio.CancelledError:
+            self._inbox.put(lambda: self._cancel(request))
+            raise
+        return completion
+
+    async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
+        tokens = list(map(int, ids))
+        self._check_ids(tokens, what="scored tokens")
+        self._policies.model(policy)
+        if len(tokens) == 1:
+            return []
+        return await self._between_steps(lambda: self._policies.score(tokens, policy=policy, temperature=temperature))
+
+    async def load(self, version: int, *, policy: str = CURRENT) -> None:
+        self._policies.model(policy)
+        tensors = await self._fetch(version)
+        await self._between_steps(lambda: self._install(policy, version, tensors))
+
+    async def add_policy(self, name: str, *, version: int) -> None:
+        """One more set of weights under its own name, e.g. `reference`; loads do not touch it unless they name it."""
+        tensors = await self._fetch(version)
+        model = await asyncio.to_thread(self._policies.spare)
+
+        def add() -> None:
+            self._policies.add(name, model)
+            self._install(name, version, tensors)
+
+        await self._between_steps(add)
+
+    async def release(self, session_id: str) -> None:
+        self._inbox.put(lambda: self._schedule.release(session_id))
+
+    async def close(self) -> None:
+        """Whoever still waits gets EngineFailed."""
+        self._closing = True
+        self._inbox.put(lambda: None)
+        await asyncio.to_thread(self._thread.join)
+
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            tokens=self._num_sampled,
+            prefill_computed=self._num_prefilled,
+            prefill_reused=self._schedule.num_reused,
+            busy_s=self._busy_s,
+            running=len(self._schedule.running),
+            waiting=len(self._schedule.waiting),
+        )
+
+    def _check(self, request: Request) -> None:
+        self._policies.model(request.policy)
+        self._check_ids(request.ids, what=f"session {request.session_id}: the prompt")
+        if request.sampling.max_tokens < 1 or request.sampling.temperature < 0:
+            raise EngineFailed(f"{request.sampling} cannot be drawn: max_tokens is at least 1, temperature at least 0")
+        self._schedule.fits(request)
+
+    def _check_ids(self, ids: list[int], *, what: str) -> None:
+        if not ids or min(ids) < 0 or max(ids) >= self._policies.vocab_size:
+            got = f"ids from {min(ids)} to {max(ids)}" if ids else "no tokens"
+            raise EngineFailed(
+                f"{what}: got {got}; expected at least one id, each in 0 .. {self._policies.vocab_size - 1}"
+            )
+
+    async def _fetch(self, version: int) -> Mapping[str, Tensor]:
+        with border(EngineFailed, f"version {version} could not be fetched"):
+            tensors = await asyncio.to_thread(self._channel.fetch, version)
+        await asyncio.to_thread(self._policies.check, tensors, version=version)
+        return tensors
+
+    async def _between_steps(self, action: Callable[[], T]) -> T:
+        """Runs `action` in the engine's thread. Its LudusError is the caller's; any other error is the end of the engine."""
+        call = _Call(asyncio.get_running_loop().create_future())
+
+        def run() -> None:
+            try:
+                self._settle(call, result=action())
+            except LudusError as error:
+                self._settle(call, error=error)
+
+        self._submit(run, call=call)
+        result: T = await call.future
+        return result
+
+    def _submit(self, command: Callable[[], None], *, call: _Call) -> None:
+        with self._gate:
+            if self._failure is not None:
+                raise EngineFailed(str(self._failure)) from self._failure.__cause__
+            self._calls.add(call)
+            self._inbox.put(command)
+
+    # -------------------------------------------------------------------------------------------- in the engine's thread
+
+    def _run(self) -> None:
+        failure = EngineFailed("the engine is closed")
+        try:
+            if self._threads:
+                torch.set_num_threads(self._threads)  # torch keeps it per thread: the trainer's stays as it is
+            with torch.inference_mode():
+                while self._take_commands():
+                    self._step()
+        except BaseException as error:
+            failure = EngineFailed(f"the engine's thread died: {describe(error)}")
+            failure.__cause__ = error
+        self._end(failure)
+
+    def _take_commands(self) -> bool:
+        """Everything that came in since the last step; sleeps when there is nothing to compute. False: close."""
+        block = not (self._schedule.running or self._schedule.waiting)
+        while not self._closing:
+            try:
+                command = self._inbox.get(block=block)
+            except Empty:
+                break
+            command()
+            block = False
+        self._deliver()
+        return not self._closing
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        plan = self._schedule.plan()
+        for request in plan.admitted:
+            self._leave_queue(self._generations[request])
+        for copy in plan.copies:
+            self._policies.copy(copy)
+        for planned in plan.passes:
+            self._compute(planned)
+        self._deliver()
+        self._busy_s += time.perf_counter() - began
+
+    def _compute(self, planned: Pass) -> None:
+        sampling = [chunk.request for chunk in planned.chunks if chunk.samples]
+        uniforms = [self._generations[request].uniforms[request.num_sampled] for request in sampling]
+        drawn = iter(self._policies.run(planned, uniforms=uniforms))
+        for chunk in planned.chunks:
+            request = chunk.request
+            self._num_prefilled += max(0, min(chunk.end, request.num_prompt) - chunk.start)
+            if not chunk.samples:
+                self._schedule.advance(chunk)
+                continue
+            token, logprob = next(drawn)
+            if not math.isfinite(logprob):
+                self._schedule.advance(chunk)
+                self._refuse(request)
+                continue
+            self._num_sampled += 1
+            if completion := self._schedule.advance(chunk, token=token, logprob=logprob):
+                self._settle(self._generations.pop(request), result=completion)
+
+    def _refuse(self, request: Request) -> None:
+        version = self._schedule.versions[request.policy]
+        error = EngineFailed(
+            f"session {request.session_id}: the logits of policy {request.policy!r}, version {version}, are not finite after "
+            f"{len(request.ids)} tokens; the weights of that version are broken, see the trainer's gradient norm before it"
+        )
+        call = self._generations[request]
+        self._cancel(request)
+        self._settle(call, error=error)
+
+    def _add(self, request: Request, call: _Call) -> None:
+        self._generations[request] = call
+        self._schedule.add(request)
+
+    def _cancel(self, request: Request) -> None:
+        call = self._generations.pop(request, None)
+        if call is None:
+            return  # it was over before the cancellation arrived
+        if spill := self._schedule.cancel(request):
+            self._policies.cache.clear(spill.slot, count=spill.count)
+        self._leave_queue(call)
+        self._calls.discard(call)
+
+    def _install(self, policy: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        self._policies.install(policy, tensors)
+        self._schedule.loaded(policy, version=version)
+
+    def _leave_queue(self, call: _Call) -> None:
+        if not call.admitted:
+            call.admitted = True
+            self._post(call, self._room.release)
+
+    def _settle(self, call: _Call, *, result: Any = None, error: LudusError | None = None) -> None:
+        def settle() -> None:
+            if call.future.done():
+                return  # cancelled meanwhile
+            if error is None:
+                call.future.set_result(result)
+            else:
+                call.future.set_exception(error)
+
+        self._calls.discard(call)
+        self._post(call, settle)
+
+    def _post(self, call: _Call, action: Callable[[], None]) -> None:
+        self._outbox.setdefault(call.future.get_loop(), []).append(action)
+
+    def _deliver(self) -> None:
+        """One wake-up of the event loop for all that happened in a step."""
+        posted, self._outbox = self._outbox, {}
+        for loop, actions in posted.items():
+            with suppress(RuntimeError):  # that loop was closed, and with it everybody who waited
+                loop.call_soon_threadsafe(_run_all, actions)
+
+    def _end(self, failure: EngineFailed) -> None:
+        with self._gate:
+            self._failure = failure
+            calls = list(self._calls)
+        for call in calls:
+            self._leave_queue(call)
+            error = EngineFailed(str(failure))
+            error.__cause__ = failure.__cause__
+            self._settle(call, error=error)
+        self._deliver()
+
+
+def _run_all(actions: Sequence[Callable[[], None]]) -> None:
+    for action in actions:
+        action()

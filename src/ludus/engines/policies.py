@@ -1,0 +1,128 @@
+"""The named policies of an embedded engine and the cache they share: carries out what the schedule planned.
+
+Promise: weights change between two passes and completely, or not at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludus.engines.sample import draw, log_softmax
+from ludus.engines.schedule import Chunk, Copy, Pass
+from ludus.errors import ConfigError, EngineFailed, border, nearest
+from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape, forward, serve
+from ludus.types import CURRENT
+
+
+class Policies:
+    """Weights of one architecture under several names. Owns `model`: it becomes the policy `current` and is changed in place by loads."""
+
+    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
+        model.requires_grad_(False)
+        serve(model, max_tokens=max_tokens)
+        self._models = {CURRENT: model}
+        self.dtype, self.device = model.dtype, model.device
+        self.vocab_size: int = model.config.get_text_config().vocab_size
+        with border(
+            ConfigError,
+            f"no memory for {num_slots} slots of {max_tokens} tokens; lower engine.max_cached or rollout.max_tokens",
+        ):
+            self.cache = KeyValueCache(
+                Shape.of(model), slots=num_slots, length=max_tokens, dtype=self.dtype, device=self.device
+            )
+
+    def spare(self) -> PreTrainedModel:
+        """A model for one more policy, to be filled by `install`."""
+        return copy.deepcopy(self._models[CURRENT])
+
+    def add(self, name: str, model: PreTrainedModel) -> None:
+        self._models[name] = model
+
+    def model(self, policy: str) -> PreTrainedModel:
+        if policy not in self._models:
+            known = f"known: {', '.join(sorted(self._models))}.{nearest(policy, self._models)}"
+            raise EngineFailed(f"policy {policy!r} is not served; {known} `add_policy` makes a new one.")
+        return self._models[policy]
+
+    def copy(self, planned: Copy) -> None:
+        self.cache.copy(planned.source, target=planned.target, count=planned.count)
+
+    def run(self, planned: Pass, *, uniforms: Sequence[float]) -> list[tuple[int, float]]:
+        """Computes the chunks and draws a token, with its logprob, for each that samples; one number in `uniforms` for each of those."""
+        sampling = [chunk for chunk in planned.chunks if chunk.samples]
+        pieces = [Piece(chunk.slot, chunk.start, chunk.count) for chunk in planned.chunks]
+        layout = Layout(pieces, cache=self.cache, dtype=self.dtype, device=self.device)
+        ids = torch.tensor([token for chunk in planned.chunks for token in chunk.ids], device=self.device)
+        keep = torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
+        logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
+        if not sampling:
+            return []
+        temperatures = [chunk.request.sampling.temperature for chunk in sampling]
+        tokens, logprobs = draw(logits, temperatures=temperatures, uniforms=list(uniforms))
+        return list(zip(tokens, logprobs, strict=True))
+
+    def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
+        packed = torch.tensor(ids, device=self.device)
+        layout = Layout([Piece(None, 0, len(ids))], cache=None, dtype=self.dtype, device=self.device)
+        keep = torch.arange(len(ids) - 1, device=self.device)
+        logits = forward(self.model(policy), packed, layout=layout, keep=keep)
+        logprobs = log_softmax(logits, temperatures=[temperature] * len(keep))
+        scores: list[float] = logprobs.gather(-1, packed[1:, None])[:, 0].tolist()
+        return scores
+
+    def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
+        """Copies `tensors` in; `check` found them complete."""
+        for names, weight in named_weights(self.model(policy)):
+            weight.copy_(tensors[next(name for name in names if name in tensors)])
+
+    def check(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
+        """EngineFailed unless `tensors` has every weight in its shape, and nothing else. One name of a tied weight suffices."""
+        weights = named_weights(self._models[CURRENT])
+        missing = [names[0] for names, _ in weights if not any(name in tensors for name in names)]
+        extra = sorted(set(tensors).difference(*(names for names, _ in weights)))
+        if missing or extra:
+            raise EngineFailed(
+                f"version {version} does not fit the model: missing {_some(missing)}; unknown {_some(extra)}. Nothing was loaded; "
+                "publish the whole state dict of the same architecture."
+            )
+        for names, weight in weights:
+            self._check_weight([name for name in names if name in tensors], weight, tensors, version=version)
+
+    def _check_weight(self, names: list[str], weight: Tensor, tensors: Mapping[str, Tensor], *, version: int) -> None:
+        for name in names:
+            got, expected = tuple(tensors[name].shape), tuple(weight.shape)
+            if got != expected:
+                raise EngineFailed(
+                    f"version {version}: {name} has shape {got}, expected {expected}. Nothing was loaded."
+                )
+            if name != names[0] and not torch.equal(tensors[name], tensors[names[0]]):
+                raise EngineFailed(
+                    f"version {version}: {names[0]} and {name} are one weight in the engine's model, but differ. Nothing was loaded; "
+                    "publish from a model that ties them too."
+                )
+
+
+def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
+    """Every weight with its names; one that is used under several (tied embeddings) has them all."""
+    groups: dict[int, tuple[list[str], Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        groups.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(groups.values())
+
+
+def _last_rows(chunks: Sequence[Chunk]) -> list[int]:
+    rows, end = [], 0
+    for chunk in chunks:
+        end += chunk.count
+        if chunk.samples:
+            rows.append(end - 1)
+    return rows
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") if names else "nothing"

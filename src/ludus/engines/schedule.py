@@ -1,0 +1,349 @@
+"""What the embedded engine does next: pure decisions, no torch. Promise: every request is served in its turn, and no cached key or value
+of one policy version serves a request that began under another.
+
+A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
+is new. A first prompt copies what another slot of the same policy and version already holds: siblings of a group share all of it,
+sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ludus.errors import EngineFailed
+from ludus.types import CURRENT, Completion, Sampling
+
+MIN_SHARED = 16
+"""Tokens of a prompt worth copying from another slot; below, computing them is as cheap."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Room for one sequence. The cache holds keys and values of the first `length` of `ids`, all of `version`."""
+
+    index: int
+    policy: str = ""
+    version: int | None = None
+    """None: empty, or in-flight under more than one version."""
+    ids: list[int] = field(default_factory=list)
+    length: int = 0
+    session_id: str | None = None
+    """Whose next turn this is kept for; None: the next that needs a slot may take it, and until then may copy from it."""
+    busy: bool = False
+    used: int = 0
+
+    def forget(self) -> None:
+        self.version, self.length, self.session_id = None, 0, None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation. `ids` is the prompt and what was sampled so far; the schedule owns it and everything below."""
+
+    ids: list[int]
+    sampling: Sampling
+    session_id: str
+    policy: str = CURRENT
+    num_prompt: int = field(init=False)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    slot: Slot | None = None
+    leader: Slot | None = None
+    """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
+    num_shared: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.ids)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.logprobs)
+
+    def completion(self, stop: Literal["end", "length"]) -> Completion:
+        return Completion(
+            ids=tuple(self.ids[self.num_prompt :]),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            stop=stop,
+            policy=self.policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed."""
+
+    source: int
+    target: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN."""
+
+    slot: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them."""
+
+    request: Request
+    slot: int
+    start: int
+    ids: list[int]
+    samples: bool
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts."""
+
+    policy: str
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step of the engine: first the copies, in order, then the passes."""
+
+    admitted: tuple[Request, ...]
+    copies: tuple[Copy, ...]
+    passes: tuple[Pass, ...]
+
+
+class Schedule:
+    """Requests and slots. First in, first admitted; decoding goes on in every step, prompts share `prefill_tokens` of it.
+
+    `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself.
+    """
+
+    def __init__(
+        self, *, num_slots: int, slot_tokens: int, max_running: int, prefill_tokens: int, deterministic: bool = False
+    ) -> None:
+        assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
+        self.slots = [Slot(index) for index in range(num_slots)]
+        self.slot_tokens = slot_tokens
+        self.max_running, self.prefill_tokens = max_running, prefill_tokens
+        self.deterministic = deterministic
+        self.versions: dict[str, int] = {}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_reused = 0
+        """Prompt tokens that needed no computing because a slot held them."""
+        self._clock = 0
+
+    # -------------------------------------------------------------------------------------------- what happens to the engine
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def fits(self, request: Request) -> None:
+        """EngineFailed when `request` could outgrow its slot. The last sampled token is never fed back, so it needs no room."""
+        asked = request.num_prompt + request.sampling.max_tokens
+        if asked - 1 > self.slot_tokens:
+            raise EngineFailed(
+                f"session {request.session_id}: a prompt of {request.num_prompt} tokens and up to {request.sampling.max_tokens} sampled "
+                f"ones are {asked}, but the engine keeps {self.slot_tokens} per session; "
+                "raise the engine's max_tokens (rollout.max_tokens), or ask for fewer"
+            )
+
+    def loaded(self, policy: str, *, version: int) -> None:
+        """`policy` has new weights. What is in flight keeps its cache and goes on; nothing else may read it."""
+        self.versions[policy] = version
+        for slot in self.slots:
+            if slot.policy != policy:
+                continue
+            if not slot.busy:
+                slot.forget()
+            else:
+                slot.version = None if slot.length else version
+
+    def cancel(self, request: Request) -> Spill | None:
+        """Takes the request off, wherever it is; None when it held nothing. What it had computed serves nobody."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if request.slot is None:
+            return None
+        spill = Spill(request.slot.index, request.slot.length)
+        self._vacate(request).forget()
+        return spill
+
+    def release(self, session_id: str) -> None:
+        for slot in self.slots:
+            if slot.session_id == session_id:
+                slot.session_id = None
+
+    # -------------------------------------------------------------------------------------------- one step
+
+    def plan(self) -> Plan:
+        copies = [copy for request in self.running if (copy := self._follow(request))]
+        admitted = []
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting.popleft()
+            admitted.append(request)
+            copies.extend(self._admit(request))
+        return Plan(tuple(admitted), tuple(copies), tuple(self._passes()))
+
+    def advance(self, chunk: Chunk, *, token: int | None = None, logprob: float = 0.0) -> Completion | None:
+        """The chunk was computed and, where it samples, `token` was drawn. Returns the completion if that was its last."""
+        request = chunk.request
+        assert request.slot is not None, "only a running request is computed"
+        request.slot.length = chunk.end
+        if token is None:
+            return None
+        request.ids.append(token)
+        request.logprobs.append(logprob)
+        request.versions.append(self.versions[request.policy])
+        if token in request.sampling.stop_ids:
+            return self._finish(request, "end")
+        if request.num_sampled == request.sampling.max_tokens:
+            return self._finish(request, "length")
+        return None
+
+    # -------------------------------------------------------------------------------------------- slots
+
+    def _finish(self, request: Request, stop: Literal["end", "length"]) -> Completion:
+        slot = self._vacate(request)
+        if slot.version is None or self.deterministic:
+            slot.forget()
+        return request.completion(stop)
+
+    def _vacate(self, request: Request) -> Slot:
+        slot = request.slot
+        assert slot is not None, "a running request has a slot"
+        self.running.remove(request)
+        request.slot, request.leader, slot.busy = None, None, False
+        slot.ids = slot.ids.copy()  # until now the request's own list
+        return slot
+
+    def _admit(self, request: Request) -> list[Copy]:
+        """Gives the request a slot, with as much of its prompt in it as any slot of its policy and version holds or is computing."""
+        version = self.versions[request.policy]
+        own = self._own_slot(request)
+        kept = self._usable(own, request) if own else 0
+        source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED)
+        slot = own or self._free_slot()
+        ready = min(num_shared, source.length) if source else 0
+        copies = []
+        if source is slot:
+            kept = ready
+        elif source and ready == num_shared:
+            copies.append(Copy(source.index, slot.index, num_shared))
+            kept = num_shared
+        elif source:
+            request.leader, request.num_shared = source, num_shared
+        self._occupy(slot, request, version=version, length=kept)
+        return copies
+
+    def _occupy(self, slot: Slot, request: Request, *, version: int, length: int) -> None:
+        self._clock += 1
+        slot.policy, slot.version, slot.session_id = request.policy, version, request.session_id
+        slot.ids, slot.length, slot.busy, slot.used = request.ids, length, True, self._clock
+        request.slot = slot
+        self.num_reused += length
+        self.running.append(request)
+
+    def _follow(self, request: Request) -> Copy | None:
+        """The copy a request was waiting for, once its leader has computed it; a leader that is gone leaves the request on its own."""
+        leader, slot, count = request.leader, request.slot, request.num_shared
+        if leader is None or slot is None:
+            return None
+        promised = self._matches(leader, request) and common_prefix(leader.ids, request.ids) >= count
+        if promised and leader.length < count and leader.busy:
+            return None
+        request.leader = None
+        if not promised or leader.length < count:
+            return None
+        self.num_reused += count - slot.length
+        slot.length = count
+        return Copy(leader.index, slot.index, count)
+
+    def _own_slot(self, request: Request) -> Slot | None:
+        """The slot kept for this session's next turn, unless another request of the session is using it."""
+        mine = (
+            s for s in self.slots if s.session_id == request.session_id and s.policy == request.policy and not s.busy
+        )
+        return next(mine, None)
+
+    def _free_slot(self) -> Slot:
+        """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used."""
+        idle = [slot for slot in self.slots if not slot.busy]
+        return min(idle, key=lambda s: (s.session_id is not None, s.used if s.session_id is not None else 0, s.index))
+
+    def _best_source(self, request: Request, *, at_least: int) -> tuple[Slot | None, int]:
+        best, most = None, at_least - 1
+        if self.deterministic or request.num_prompt - 1 < at_least:
+            return None, 0
+        for slot in self.slots:
+            promising = (
+                len(slot.ids) > most and slot.ids[most] == request.ids[most]
+            )  # else it cannot share more than `most`
+            if promising and (shared := self._usable(slot, request)) > most:
+                best, most = slot, shared
+        return best, most
+
+    def _usable(self, slot: Slot, request: Request) -> int:
+        """Tokens of the prompt that `slot` holds or is computing. The last one is always computed: it yields the first logits."""
+        if not self._matches(slot, request):
+            return 0
+        prompt = request.ids[: request.num_prompt - 1]
+        return common_prefix(slot.ids if slot.busy else slot.ids[: slot.length], prompt)
+
+    def _matches(self, slot: Slot, request: Request) -> bool:
+        return (
+            slot.policy == request.policy and slot.version is not None and slot.version == self.versions[request.policy]
+        )
+
+    # -------------------------------------------------------------------------------------------- passes
+
+    def _passes(self) -> Iterator[Pass]:
+        chunks = list(self._chunks())
+        if self.deterministic:
+            yield from (Pass(chunk.request.policy, (chunk,)) for chunk in chunks)
+            return
+        for policy in dict.fromkeys(chunk.request.policy for chunk in chunks):
+            mine = [chunk for chunk in chunks if chunk.request.policy == policy]
+            decode = sorted((chunk for chunk in mine if chunk.count == 1), key=lambda chunk: chunk.slot)
+            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.count > 1)))
+
+    def _chunks(self) -> Iterator[Chunk]:
+        budget = self.prefill_tokens
+        for request in self.running:
+            slot = request.slot
+            assert slot is not None, "a running request has a slot"
+            missing = len(request.ids) - slot.length
+            count = min(missing, self.prefill_tokens if self.deterministic else max(budget, int(missing == 1)))
+            if request.leader is not None or not count:
+                continue
+            if missing > 1:
+                budget -= count
+            ids = request.ids[slot.length : slot.length + count]
+            yield Chunk(request, slot.index, slot.length, ids, samples=count == missing)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the longest common prefix. Compares slices, which is C, and halves the interval."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -47,7 +47,6 @@ KNOWN = _by_name(
         licence="Apache-2.0",
         size="135M",
     ),
-    HubModel(name="smollm2-360m", repository="HuggingFaceTB/SmolLM2-360M-Instruct", licence="Apache-2.0", size="362M"),
     HubModel(name="qwen2.5-0.5b", repository="Qwen/Qwen2.5-0.5B-Instruct", licence="Apache-2.0", size="494M"),
     HubModel(name="qwen2.5-1.5b", repository="Qwen/Qwen2.5-1.5B-Instruct", licence="Apache-2.0", size="1.5B"),
     HubModel(name="qwen3-0.6b", repository="Qwen/Qwen3-0.6B", licence="Apache-2.0", size="596M"),

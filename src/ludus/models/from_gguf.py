@@ -1,0 +1,123 @@
+"""A Llama model out of a GGUF file. Promise: the weights are the file's own, de-quantised; a file of another shape is refused.
+
+The weights are read with the `gguf` package alone: Transformers' own reader needs one package more, and what it loads cannot be saved.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+
+from ludus.errors import ConfigError
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_INNER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
+
+
+def require_gguf() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "this model comes as a GGUF file; reading it needs an extra: pip install 'ludus[gguf]'"
+        ) from None
+
+
+def read_gguf(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """The model in float32, and its tokenizer."""
+    require_gguf()
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+    config = _config(reader)
+    tensors = dict(_tensors(reader, config))
+    config.tie_word_embeddings = "lm_head.weight" not in tensors
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+    if config.tie_word_embeddings:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    model.load_state_dict(tensors, assign=True)
+    model.tie_weights()
+    _fill_buffers(model, config)
+    return model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+
+
+def _fill_buffers(model: LlamaForCausalLM, config: LlamaConfig) -> None:
+    """Rotary frequencies are computed, not stored, and were left without values on the meta device."""
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+
+
+def _config(reader: Any) -> LlamaConfig:
+    def of(key: str, default: Any = None) -> Any:
+        field = reader.get_field(key)
+        return default if field is None else field.contents()
+
+    architecture = of("general.architecture")
+    if architecture != "llama":
+        raise ConfigError(
+            f"the GGUF file holds a model of architecture {architecture!r}; only 'llama' can be converted"
+        )
+    heads = of("llama.attention.head_count")
+    hidden = of("llama.embedding_length")
+    return LlamaConfig(
+        vocab_size=of("llama.vocab_size") or len(of("tokenizer.ggml.tokens")),
+        hidden_size=hidden,
+        intermediate_size=of("llama.feed_forward_length"),
+        num_hidden_layers=of("llama.block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=of("llama.attention.head_count_kv", heads),
+        head_dim=of("llama.attention.key_length", hidden // heads),
+        max_position_embeddings=of("llama.context_length"),
+        rms_norm_eps=of("llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": of("llama.rope.freq_base", 10000.0)},
+        bos_token_id=of("tokenizer.ggml.bos_token_id"),
+        eos_token_id=of("tokenizer.ggml.eos_token_id"),
+        pad_token_id=of("tokenizer.ggml.padding_token_id"),
+    )
+
+
+def _tensors(reader: Any, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
+    from gguf import dequantize
+
+    for tensor in reader.tensors:
+        weights = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        if tensor.name.endswith("attn_q.weight"):
+            weights = _halves_apart(weights, heads=config.num_attention_heads)
+        if tensor.name.endswith("attn_k.weight"):
+            weights = _halves_apart(weights, heads=config.num_key_value_heads or config.num_attention_heads)
+        yield _name(tensor.name), weights
+
+
+def _name(name: str) -> str:
+    if name in _OUTER:
+        return _OUTER[name]
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
+    if match is None or match[2] not in _INNER:
+        raise ConfigError(f"the GGUF file holds a tensor {name!r} that a plain Llama model does not have")
+    return f"model.layers.{match[1]}.{_INNER[match[2]]}.weight"
+
+
+def _halves_apart(weights: Tensor, *, heads: int) -> Tensor:
+    """GGUF interleaves the two halves that rotary embedding turns against each other; Transformers keeps them one after the other."""
+    rows, columns = weights.shape
+    return weights.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

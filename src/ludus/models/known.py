@@ -17,6 +17,10 @@ class HubModel:
     licence: str
     size: str
 
+    @property
+    def source(self) -> str:
+        return self.repository
+
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
@@ -30,6 +34,10 @@ class PackagedModel:
     template: str
     licence: str
     size: str
+
+    @property
+    def source(self) -> str:
+        return f"{self.package} {self.version} (Python package)"
 
 
 def _by_name(*models: HubModel | PackagedModel) -> Mapping[str, HubModel | PackagedModel]:

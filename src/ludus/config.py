@@ -6,9 +6,9 @@ A run is a TOML file plus dotted overrides (`trainer.lr=1e-4`). The docstring un
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -17,7 +17,7 @@ from ludus.errors import ConfigError, nearest
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -86,7 +86,9 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _url_fits_kind(self) -> EngineConfig:
         if (self.kind == "server") != bool(self.url):
-            raise ValueError(f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' and only with it")
+            raise ValueError(
+                f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' and only with it"
+            )
         return self
 
 
@@ -114,13 +116,21 @@ class AlgorithmConfig(Section):
     clip_low: float = Field(default=0.2, ge=0, lt=1)
     clip_high: float = Field(default=0.2, ge=0)
     centre: Literal["old", "behaviour"] = "old"
-    """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported (AgentRL)."""
+    """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported."""
     importance_cap: float = Field(default=2.0, ge=0)
     """centre = old: token weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _no_cap_around_behaviour(cls, data: Any) -> Any:
+        """Off unless asked for, so that the resolved run says what happens, and can be read back."""
+        if isinstance(data, Mapping) and data.get("centre") == "behaviour":
+            return {"importance_cap": 0.0, **data}
+        return data
+
     @model_validator(mode="after")
     def _cap_needs_old_centre(self) -> AlgorithmConfig:
-        if self.centre == "behaviour" and "importance_cap" in self.model_fields_set and self.importance_cap:
+        if self.centre == "behaviour" and self.importance_cap:
             raise ValueError(
                 f"algorithm.importance_cap is {self.importance_cap} with algorithm.centre 'behaviour', where the ratio itself holds the "
                 "correction; leave the cap out, or use centre 'old'"
@@ -145,6 +155,8 @@ class SftConfig(Section):
     """A run folder or a trajectories file to clone; empty: the environments' own solvers play."""
     mistakes: float = Field(default=0.0, ge=0, le=1)
     """Chance that the solver plays a random valid action instead of its own."""
+    min_reward: float | None = None
+    """Clone only trajectories with at least this reward; unset: all of them, the lost ones too."""
     num_trajectories: int = Field(default=1000, gt=0)
     """Played by the solvers, divided between the environments by weight."""
     steps: int = Field(default=200, gt=0)
@@ -174,8 +186,8 @@ class StoreConfig(Section):
 
 
 class RunConfig(Section):
-    name: str = "run"
-    """The run's folder is STORE.FOLDER/NAME."""
+    name: str = Field(default="run", pattern=r"^[\w+-][\w.+-]*$")
+    """The run's folder is STORE.FOLDER/NAME. Letters, digits, and . _ + - inside."""
     seed: int = 0
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
@@ -207,9 +219,15 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
     data: dict[str, Any] = {}
     if path is not None:
         try:
-            data = tomllib.loads(Path(path).read_text())
+            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ConfigError(f"run file {str(path)!r} does not exist; expected a TOML file. `ls configs` shows the shipped ones.") from None
+            raise ConfigError(
+                f"run file {str(path)!r} does not exist; expected a TOML file. `ls configs` shows the shipped ones."
+            ) from None
+        except OSError as error:
+            raise ConfigError(
+                f"run file {str(path)!r} cannot be read: {error.strerror}; expected a TOML file"
+            ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
     for override in overrides:
@@ -237,10 +255,16 @@ def _apply(data: dict[str, Any], override: str) -> None:
         data = data.setdefault(section, {})
         if not isinstance(data, dict):
             raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
+    data[name] = _value(text, annotation=_annotation_at([*sections, name]))
+
+
+def _value(text: str, *, annotation: Any) -> Any:
+    """A TOML value where it is one; else, and wherever text is expected, the characters themselves: name=2024, model.name=tiny."""
     try:
-        data[name] = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        data[name] = text  # an unquoted string: model.name=tiny
+        return text
+    return text if annotation is str and not isinstance(value, str) else value
 
 
 def _explain(detail: Any) -> str:
@@ -250,16 +274,30 @@ def _explain(detail: Any) -> str:
         known = _fields_at(path[:-1])
         near = nearest(path[-1], known)
         return f"unknown key {key!r}.{near} Known here: {', '.join(known)}."
+    if detail["type"] == "model_type":
+        return f"{key}: expected a section with keys {', '.join(_fields_at(path))} (got {detail['input']!r})"
     got = "" if detail["type"] == "value_error" else f" (got {detail['input']!r})"
+    near = nearest(str(detail["input"]), _choices_at(path)) if detail["type"] == "literal_error" else ""
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message}{got}" if key else message
+    return f"{key}: {message}{got}{near}" if key else message
 
 
-def _fields_at(path: list[str]) -> list[str]:
-    model: Any = RunConfig
+def _annotation_at(path: Sequence[str]) -> Any:
+    """The type at a dotted path of the tree; Any inside an environment's own options, None where the tree has nothing."""
+    annotation: Any = RunConfig
     for part in path:
-        if isinstance(model, type) and issubclass(model, Section) and part in model.model_fields:
-            annotation = model.model_fields[part].annotation
-            model = get_args(annotation)[1] if annotation is not None and get_args(annotation) else annotation
-        # a name inside a mapping (environments.NAME) keeps the mapping's value type
-    return sorted(model.model_fields) if isinstance(model, type) and issubclass(model, Section) else []
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            field = annotation.model_fields.get(part)
+            annotation = field.annotation if field else None
+        else:  # a name inside a mapping: environments.NAME
+            annotation = get_args(annotation)[1] if get_origin(annotation) is dict else None
+    return annotation
+
+
+def _fields_at(path: Sequence[str]) -> list[str]:
+    section = _annotation_at(path)
+    return sorted(section.model_fields) if isinstance(section, type) and issubclass(section, Section) else []
+
+
+def _choices_at(path: Sequence[str]) -> list[str]:
+    return [str(choice) for choice in get_args(_annotation_at(path))]

@@ -6,7 +6,6 @@ few seconds. It writes to stderr, so that what a command prints on stdout can be
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 import time
@@ -37,10 +36,13 @@ class Progress:
         self._console = console or Console(stderr=True)
         self._clock, self._last_line = clock, -math.inf
         self._live: Live | None = None
+        self._gone = False
 
     def __call__(self, kind: str, fields: Mapping[str, Any]) -> None:
         self.board.update(kind, fields)
         try:
+            if self._gone:
+                return
             if kind == "closed":
                 self._close()
             elif self._console.is_terminal:
@@ -48,7 +50,7 @@ class Progress:
             elif kind in ("metrics", "evaluation"):
                 self._print_line(kind)
         except OSError:  # the terminal or the pipe is gone: the run goes on without a display
-            self._live, self._console = None, Console(quiet=True, file=io.StringIO())
+            self._live, self._gone = None, True
 
     def _open(self) -> None:
         """With the first event, not before: until then a wrong run file may end the command with a message of its own."""
@@ -71,7 +73,9 @@ class Progress:
         if kind == "evaluation" or last_step or now - self._last_line >= PLAIN_EVERY_S:
             self._last_line = now
             text = held_out_line(self.board) if kind == "evaluation" else step_line(self.board)
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            print(
+                text, file=self._console.file, flush=True
+            )  # not console.print: rich ends the process when a pipe closes
 
 
 # ------------------------------------------------------------------------------------------------ terminal

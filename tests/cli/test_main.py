@@ -1,0 +1,81 @@
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from ludus import __version__
+from ludus.cli.main import COMMANDS, load
+
+
+def ludus(*arguments, **environment):
+    command = [sys.executable, "-c", "from ludus.cli.main import main; main()", *arguments]
+    env = {**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **environment}
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def test_help_lists_every_command():
+    result = ludus("--help")
+    assert result.returncode == 0
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
+def test_help_imports_nothing_heavy(arguments):
+    script = f"""
+import json, sys
+sys.argv = ["ludus", *{arguments!r}]
+from ludus.cli.main import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = {{"torch", "transformers", "pydantic", "matplotlib", "numpy", "tensorboard", "httpx", "asyncio"}}
+print(json.dumps(sorted(heavy & set(sys.modules))), file=sys.stderr)
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert json.loads(result.stderr.splitlines()[-1]) == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_listed_command_exists_where_the_list_says(name):
+    pytest.importorskip(COMMANDS[name].module) if name in ("env", "models") else import_module(COMMANDS[name].module)
+    assert load(COMMANDS[name], name=name) is not None
+
+
+def test_the_version_is_printed():
+    assert ludus("--version").stdout.strip() == f"ludus {__version__}"
+
+
+def test_a_wrong_command_gets_the_near_one():
+    result = ludus("trian")
+    assert result.returncode == 2
+    assert "'train'" in result.stderr
+
+
+def test_a_named_failure_is_one_message_on_stderr_without_a_traceback(tmp_path):
+    result = ludus("report", str(tmp_path / "nothing"))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("ludus: ConfigError: ")
+    assert "Traceback" not in result.stderr
+
+
+def test_the_traceback_is_there_for_who_asks(tmp_path):
+    assert "Traceback" in ludus("report", str(tmp_path / "nothing"), LUDUS_DEBUG="1").stderr
+
+
+def test_ctrl_c_exits_with_130():
+    script = """
+import ludus.cli.main as main
+import ludus.cli.trajectories as commands
+def report(run: str) -> None:
+    raise KeyboardInterrupt
+commands.report = report
+main.main()
+"""
+    result = subprocess.run([sys.executable, "-c", script, "report", "x"], capture_output=True, text=True, check=False)
+    assert result.returncode == 130
+    assert "Traceback" not in result.stderr

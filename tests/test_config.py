@@ -1,0 +1,176 @@
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludus.config import RunConfig, dump_config, load_config, parse_config
+from ludus.errors import ConfigError
+
+
+def test_nothing_given_is_a_valid_run():
+    assert load_config() == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("traner.lr=1", "trainer"),
+        ("trainer.leraning_rate=1", "betas, lr"),
+        ("rollout.max_turn=3", "max_turns"),
+        ("environments.guess.weigth=2", "weight"),
+        ("environments.options.weigth=2", "weight"),
+        ("environments.guess.max_turn=2", "max_turns"),
+    ],
+)
+def test_an_unknown_key_is_rejected_with_the_near_name_at_every_level(override, near):
+    with pytest.raises(ConfigError, match=near):
+        load_config(None, [override])
+
+
+def test_several_mistakes_are_told_at_once():
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, ["trainer.lrr=1", "pipeline.steps=0"])
+    assert "trainer.lrr" in str(caught.value)
+    assert "pipeline.steps" in str(caught.value)
+
+
+def test_a_wrong_choice_gets_the_near_one():
+    with pytest.raises(ConfigError, match=r"engine\.kind.*'embedded' or 'server'.*Did you mean 'embedded'"):
+        load_config(None, ["engine.kind=embeded"])
+
+
+def test_a_value_where_a_section_belongs_is_told_its_keys():
+    with pytest.raises(ConfigError, match=r"trainer: expected a section with keys betas, lr.*got 5"):
+        parse_config({"trainer": 5})
+
+
+def test_overrides_are_typed_and_come_after_the_file(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[trainer]\nlr = 1e-3\nwarmup_steps = 5\n[environments.guess.options]\nhigh = 9\n")
+    overrides = [
+        "trainer.lr=1e-4",
+        "store.tensorboard=false",
+        "environments.guess.options.high=20",
+        "trainer.betas=[0.8, 0.9]",
+    ]
+    config = load_config(file, overrides)
+    assert (config.trainer.lr, config.trainer.warmup_steps, config.store.tensorboard) == (1e-4, 5, False)
+    assert config.trainer.betas == (0.8, 0.9)
+    assert config.environments["guess"].options == {"high": 20}
+
+
+@pytest.mark.parametrize("text", ["2024", "1e3", "true", "tiny", "run-2", '"quoted"'])
+def test_where_text_is_expected_an_override_is_text(text):
+    assert load_config(None, [f"name={text}"]).name == text.strip('"')
+
+
+@pytest.mark.parametrize("override", ["trainer.lr", "=3", "", "trainer.lr.x=3"])
+def test_an_override_that_is_none_is_rejected(override):
+    with pytest.raises(ConfigError):
+        load_config(None, [override])
+
+
+def test_an_override_through_a_value_is_rejected_with_its_name(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("seed = 3\n")
+    with pytest.raises(ConfigError, match="'seed' is a value, not a section"):
+        load_config(file, ["seed.x=1"])
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "trainer.lr=inf",
+        "trainer.lr=nan",
+        "trainer.lr=-1",
+        "pipeline.steps=2.5",
+        "rollout.temperature=0",
+        "sft.mistakes=2",
+    ],
+)
+def test_a_number_out_of_range_is_rejected_with_its_key(override):
+    with pytest.raises(ConfigError, match=override.split("=")[0]):
+        load_config(None, [override])
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "/tmp/x"])
+def test_a_run_name_stays_inside_the_runs_folder(name):
+    with pytest.raises(ConfigError, match="name"):
+        parse_config({"name": name})
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.group_size=2", "rollout.min_group_size=3"], "min_group_size is 3.*group_size 2"),
+        (["engine.kind=server"], "a url goes with kind 'server'"),
+        (["engine.url=http://x"], "only with it"),
+        (["algorithm.centre=behaviour", "algorithm.importance_cap=2"], "leave the cap out"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_rejected(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"seed = ", "not valid TOML"), (b"\xff\xfe", "not valid TOML"), (None, "does not exist")]
+)
+def test_a_run_file_that_cannot_be_read_is_named(tmp_path, content, message):
+    file = tmp_path / "run.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"run\.toml.*{message}"):
+        load_config(file)
+
+
+def test_a_folder_given_as_run_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["algorithm.centre=behaviour"],
+        ["engine.kind=server", "engine.url=http://127.0.0.1:8000/v1"],
+        ["environments.guess.max_turns=4", "environments.guess.options.deep={a=[1,2],b='x'}", "sft.min_reward=0.5"],
+    ],
+)
+def test_the_resolved_run_reads_back_as_itself(tmp_path, overrides):
+    config = load_config(None, overrides)
+    file = tmp_path / "config.toml"
+    file.write_text(dump_config(config))
+    assert load_config(file) == config
+
+
+@given(
+    seed=st.integers(0, 2**31), lr=st.floats(1e-12, 1e3), folder=st.text(max_size=20).filter(lambda t: "\x00" not in t)
+)
+def test_any_value_survives_the_file(seed, lr, folder):
+    config = parse_config({"seed": seed, "trainer": {"lr": lr}, "store": {"folder": folder}})
+    assert parse_config(tomllib.loads(dump_config(config))) == config
+
+
+def test_slots_follow_from_the_bound():
+    assert parse_config({"pipeline": {"max_staleness": 2, "groups_per_step": 3}}).pipeline.slots == 9
+
+
+def test_every_knob_whose_meaning_is_not_in_its_name_has_a_line_of_why():
+    sections = [
+        field.annotation for field in RunConfig.model_fields.values() if hasattr(field.annotation, "model_fields")
+    ]
+    described = [field.description for section in sections for field in section.model_fields.values()]
+    assert sum(bool(text) for text in described) / len(described) > 0.6
+
+
+def test_the_tree_imports_nothing_heavy():
+    script = (
+        "import sys, ludus.config; print(sorted({'torch', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[]"

@@ -103,9 +103,7 @@ class Scoreboard:
         for name, value in metrics.items():
             if name.startswith(("train/", "optimizer/loss")):
                 self.history.setdefault(name, deque(maxlen=REMEMBERED)).append(number(value))
-            elif name.startswith(
-                ("groups/dropped", "groups/zero_variance", "trajectories/failed/", "trajectories/forks")
-            ):
+            elif name.startswith(("groups/dropped", "trajectories/failed/", "trajectories/forks")):
                 self.totals[name] += int(value)
 
     def _evaluated(self, report: Mapping[str, Any]) -> None:

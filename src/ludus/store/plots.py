@@ -202,7 +202,6 @@ def losses_of_groups(metrics: Sequence[Line]) -> Panel:
         causes = {
             "groups too stale": "groups/dropped_stale/",
             "groups too small": "groups/dropped_small/",
-            "groups without variance": "groups/zero_variance",
             "failed sessions": "trajectories/failed/",
             "forked sequences": "trajectories/forks",
         }

@@ -115,12 +115,14 @@ def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     rows = [
         *_count_rows(metrics, "groups/dropped_stale/", "group dropped, too stale"),
         *_count_rows(metrics, "groups/dropped_small/", "group dropped, too few scored"),
-        *_count_rows(metrics, "groups/zero_variance", "group without variance"),
         *_count_rows(metrics, "trajectories/failed/", "session ended unscored"),
         *_count_rows(metrics, "trajectories/forks", "fork"),
     ]
     losses = table(("what", "which", "count"), rows) if rows else "Nothing was dropped, nothing failed, nothing forked."
-    return f"## Health\n\n{_image('health')}\n\n{losses}"
+    kept = {name: f"{each.values.mean():.0%}" for name, each in curves(metrics, "groups/kept/").items()}
+    shares = ", ".join(f"{name} {share}" for name, share in kept.items())
+    note = f"\n\nGroups whose rewards differed, and so carried gradient: {shares}." if kept else ""
+    return f"## Health\n\n{_image('health')}\n\n{losses}{note}"
 
 
 def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:

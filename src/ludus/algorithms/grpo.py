@@ -16,6 +16,7 @@ A token spoken by another policy than the current one trains like any other, wei
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -105,20 +106,7 @@ def _differs(group: Group) -> bool:
 
 
 def _metrics(groups: Seq[Group], kept: Seq[Group]) -> dict[str, float]:
-    """Rewards over all groups, dropped ones too: a mean over the kept would hide what is already solved, or hopeless."""
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    metrics = {
-        "groups": float(len(groups)),
-        "kept": len(kept) / len(groups) if groups else 0.0,
-        "trajectories": float(len(trajectories)),
-        "forks": float(sum(trajectory.num_forks for trajectory in trajectories)),
-    }
-    if trajectories:
-        metrics["reward"] = float(np.mean([trajectory.reward for trajectory in trajectories]))
-    for name in sorted({group.task.environment for group in groups}):
-        of_environment = [group for group in groups if group.task.environment == name]
-        played = [trajectory for group in of_environment for trajectory in group.trajectories]
-        metrics[f"kept/{name}"] = sum(group.task.environment == name for group in kept) / len(of_environment)
-        metrics[f"reward/{name}"] = float(np.mean([trajectory.reward for trajectory in played]))
-        metrics[f"success/{name}"] = float(np.mean([trajectory.success for trajectory in played]))
-    return metrics
+    """The share of groups that carry gradient, in all and per environment: dropping changes the mix of environments."""
+    played, trained = (Counter(group.task.environment for group in some) for some in (groups, kept))
+    metrics = {f"groups/kept/{name}": trained[name] / count for name, count in sorted(played.items())}
+    return {"groups/kept": len(kept) / len(groups), **metrics} if groups else metrics

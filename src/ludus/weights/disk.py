@@ -20,7 +20,7 @@ from ludus.weights.checksum import Fingerprint, fingerprint, verify
 class DiskChannel:
     """version-00000012.safetensors with its manifest, version-00000012.json. The manifest is written last: with it, the version exists."""
 
-    def __init__(self, folder: str | Path, *, keep: int = 2) -> None:
+    def __init__(self, folder: str | Path, *, keep: int = 4) -> None:
         self._folder = Path(folder)
         self._keep = keep
         self._folder.mkdir(parents=True, exist_ok=True)

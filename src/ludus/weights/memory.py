@@ -16,7 +16,7 @@ from ludus.weights.checksum import Fingerprint, fingerprint, verify
 class MemoryChannel:
     """Keeps the newest `keep` versions. Thread-safe: the trainer publishes from its thread, engines fetch from theirs."""
 
-    def __init__(self, *, keep: int = 2) -> None:
+    def __init__(self, *, keep: int = 4) -> None:
         self._keep = keep
         self._lock = threading.Lock()
         self._versions: dict[int, tuple[Mapping[str, Tensor], Mapping[str, Fingerprint]]] = {}

@@ -1,0 +1,39 @@
+"""Groups small enough to enumerate: a prompt token, then what was sampled."""
+
+import numpy as np
+
+from ludus.types import Action, Group, Observation, Sequence, Stop, Task, Trajectory, Turn, frozen_array
+
+PROMPT = 0
+
+
+def make_sequence(sampled_ids=(1, 2), *, logprobs=None, prompt=(PROMPT,)):
+    ids = [*prompt, *sampled_ids]
+    mask = np.arange(len(ids)) >= len(prompt)
+    logprobs = [-1.0] * len(sampled_ids) if logprobs is None else list(logprobs)
+    return Sequence(
+        ids=frozen_array(ids, np.int32),
+        sampled=frozen_array(mask, np.bool_),
+        logprobs=frozen_array([0.0] * len(prompt) + logprobs, np.float32),
+        versions=frozen_array(np.where(mask, 0, -1), np.int32),
+        turns=frozen_array(np.zeros(len(ids)), np.int32),
+    )
+
+
+def make_trajectory(name="t", *, reward=0.0, sequences=None, task=None):
+    task = task or Task("bandit/train/0", "bandit", "train")
+    turn = Turn(0, Action("x"), Observation(reward=reward, done=True))
+    sequences = (make_sequence(),) if sequences is None else tuple(sequences)
+    return Trajectory(
+        name, task, attempt=0, seed=0, start=Observation(), turns=(turn,), sequences=sequences, stop=Stop.DONE
+    )
+
+
+def make_group(rewards, *, sequences=None, environment="bandit", name="g"):
+    """`sequences[i]` are the sequences of trajectory i; one of two sampled tokens each when left out."""
+    task = Task(f"{environment}/train/{name}", environment, "train")
+    trajectories = tuple(
+        make_trajectory(f"{name}{i}", reward=reward, sequences=sequences[i] if sequences else None, task=task)
+        for i, reward in enumerate(rewards)
+    )
+    return Group(name, task, trajectories)

@@ -55,7 +55,7 @@ def test_without_trajectories_none_are_stored_but_listeners_still_hear_of_them(c
     heard = []
     with open_recorder(config, trajectories=False, listeners=[lambda kind, _: heard.append(kind)]) as recorder:
         recorder.trajectory(make_trajectory(), step=0, group_id="g")
-    assert heard == ["trajectory"]
+    assert heard == ["trajectory", "closed"]
     assert not RunFolder.open(config.folder).trajectory_files()
 
 

@@ -22,11 +22,9 @@ class Place(NamedTuple):
 
 
 COMMANDS = {
-    "quickstart": Place(
-        "ludus.cli.train", "quickstart", "A tiny agent learns three worlds on this machine's CPU, in minutes."
-    ),
+    "quickstart": Place("ludus.cli.train", "quickstart", "A tiny agent learns three worlds on this CPU, in minutes."),
     "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning, from a run file."),
-    "sft": Place("ludus.cli.train", "sft", "Clone trajectories or the environments' own solvers, for a warm start."),
+    "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model: a warm start."),
     "eval": Place("ludus.cli.train", "evaluate", "Success on held-out tasks, with counts and 95 % intervals."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
     "models": Place("ludus.cli.models", "app", "List and pull known models."),
@@ -58,6 +56,7 @@ def load(place: Place, *, name: str) -> Any:
 
 app = typer.Typer(
     cls=LazyGroup,
+    rich_markup_mode=None,  # importing rich would take as long as all the rest of --help
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -132,18 +132,20 @@ def _default(field: Any) -> Any:
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-_DEFAULTS = {record: {field.name: _default(field) for field in fields(record)} for record in RECORDS}
+_DEFAULTS = {record: [(field.name, _default(field)) for field in fields(record)] for record in RECORDS}
 
 
 def _plain(value: Any) -> Any:
-    """A record as a dict without the fields that are at their default; containers of records likewise."""
-    if isinstance(value, RECORDS):
-        defaults = _DEFAULTS[type(value)]
-        filled = {name: getattr(value, name) for name in defaults}
-        return {name: _plain(item) for name, item in filled.items() if item != defaults[name]}
+    """A record as a dict without the fields that are at their default; tuples of records as lists of these."""
+    if isinstance(value, str | float | int | None):  # most of all values, and no look-up
+        return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return value
+    if not isinstance(value, RECORDS):
+        return value
+    defaults = _DEFAULTS.get(type(value)) or next(_DEFAULTS[each] for each in RECORDS if isinstance(value, each))
+    filled = ((name, default, getattr(value, name)) for name, default in defaults)
+    return {name: _plain(item) for name, default, item in filled if item != default}
 
 
 def _calls(data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
@@ -208,7 +210,7 @@ def _runs(values: np.ndarray) -> list[list[int]]:
     """[value, count] of each run: [7 7 8] -> [[7, 2], [8, 1]]."""
     starts = np.flatnonzero(np.append(len(values) > 0, values[1:] != values[:-1]))
     counts = np.diff(np.append(starts, len(values)))
-    return [[int(value), int(count)] for value, count in zip(values[starts], counts, strict=True)]
+    return np.stack([values[starts], counts], axis=1).tolist()  # type: ignore[no-any-return]
 
 
 def _from_runs(runs: list[list[int]]) -> np.ndarray:

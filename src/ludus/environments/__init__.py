@@ -1,8 +1,9 @@
 """What an environment author imports: `from ludus.environments import Reply, tool`. No torch, no HTTP."""
 
 from ludus.environments.author import Reply
+from ludus.environments.check import Finding, Report, check
 from ludus.environments.environment import Environment, Session
 from ludus.environments.registry import make, names, wrap
 from ludus.environments.tools import tool
 
-__all__ = ["Environment", "Reply", "Session", "make", "names", "tool", "wrap"]
+__all__ = ["Environment", "Finding", "Reply", "Report", "Session", "check", "make", "names", "tool", "wrap"]

@@ -84,16 +84,16 @@ class FakeSession:
 
     def start(self) -> Any:
         observation, wait_s = self.plan_start()
-        time.sleep(wait_s)
+        _sleep(wait_s)
         return observation
 
     def act(self, action: Action) -> Any:
         observation, wait_s = self.plan_act(action)
-        time.sleep(wait_s)
+        _sleep(wait_s)
         return observation
 
     def close(self) -> None:
-        time.sleep(self.environment.hang_s if self.environment.go_wrong("close", self.rng) == "hang" else 0.0)
+        _sleep(self.environment.hang_s if self.environment.go_wrong("close", self.rng) == "hang" else 0.0)
         self.num_closed += 1
 
     def solve(self) -> Action:
@@ -142,6 +142,11 @@ class AsyncFakeSession:
         hangs = self.session.environment.go_wrong("close", self.session.rng) == "hang"
         await asyncio.sleep(self.session.environment.hang_s if hangs else 0.0)
         self.session.num_closed += 1
+
+
+def _sleep(seconds: float) -> None:
+    if seconds:  # sleep(0) would still give the processor away
+        time.sleep(seconds)
 
 
 _WRONG: dict[str, Any] = {

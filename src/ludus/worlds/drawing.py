@@ -9,18 +9,20 @@ from typing import Any
 
 NUM_TRAIN = 1000
 NUM_TEST = 200
-_DRAWS_PER_TASK = 20
+_PATIENCE = 300
+"""Draws in a row that bring nothing new, after which there is taken to be no more."""
 
 
 def draw_tasks(draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str) -> list[dict[str, Any]]:
     """Distinct tasks of one split. Where `draw` cannot give enough, a sixth of what it can give is for testing."""
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
     distinct: dict[str, dict[str, Any]] = {}
-    for _ in range(_DRAWS_PER_TASK * (NUM_TRAIN + NUM_TEST)):
+    misses = 0
+    while len(distinct) < NUM_TRAIN + NUM_TEST and misses < _PATIENCE:
         task = draw(rng)
+        known = len(distinct)
         distinct.setdefault(json.dumps(task, sort_keys=True), task)
-        if len(distinct) == NUM_TRAIN + NUM_TEST:
-            break
+        misses = 0 if len(distinct) > known else misses + 1
     tasks = list(distinct.values())
     num_test = max(1, len(tasks) * NUM_TEST // (NUM_TRAIN + NUM_TEST))
     return {"test": tasks[:num_test], "train": tasks[num_test:]}.get(split, [])

@@ -5,8 +5,9 @@ The map is told once (S start, F ice, H hole, G goal); every observation repeats
 
 from __future__ import annotations
 
+import math
 import random
-from collections import deque
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,6 +16,8 @@ from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
 
 MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
+SIDES = {"up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down")}
+_HURRY = 0.999
 _WORDS = {"F": "ice", "S": "ice", "H": "hole", "G": "goal", "#": "wall"}
 Cell = tuple[int, int]
 
@@ -42,11 +45,12 @@ class FrozenLake:
         return draw_tasks(self._draw, split=split, seed=f"frozen_lake {self.size} {self.holes}")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.rows, self.rng, self.at = task["map"], rng, (0, 0)
+        self.rows, self.rng, self.at, self.turns_left = task["map"], rng, (0, 0), self.max_turns
         return f"{' '.join(self.rows)}\n{self._look()}"
 
     def act(self, text: str) -> Reply:
-        self.at = self._neighbour(self.at, self._slide(text))
+        self.at = after(self.at, self._slide(text), size=self.size)
+        self.turns_left -= 1
         found = self._cell(self.at)
         if found == "G":
             return Reply("goal", reward=1.0, done=True)
@@ -55,18 +59,14 @@ class FrozenLake:
         return Reply(self._look())
 
     def solve(self) -> str:
-        """The first move of a shortest way; where the ice is slippery, that is a good move rather than the best."""
-        distance = distances(self.rows)
-        return min(MOVES, key=lambda move: distance.get(self._neighbour(self.at, move), self.size**2))
+        by_turns = chances(tuple(self.rows), slippery=self.slippery, max_turns=self.max_turns)
+        worth = by_turns[max(0, self.turns_left - 1)]
+        return max(MOVES, key=lambda move: expected(self.at, move, worth=worth, slippery=self.slippery))
 
     def _slide(self, move: str) -> str:
         if self.slippery and self.rng.random() < self.slippery:
-            return self.rng.choice(("left", "right") if move in ("up", "down") else ("up", "down"))
+            return self.rng.choice(SIDES[move])
         return move
-
-    def _neighbour(self, cell: Cell, move: str) -> Cell:
-        row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
-        return (row, column) if self._cell((row, column)) != "#" else cell
 
     def _cell(self, cell: Cell) -> str:
         inside = all(0 <= part < self.size for part in cell)
@@ -83,24 +83,45 @@ class FrozenLake:
             for index in rng.sample(range(1, self.size**2 - 1), self.holes):
                 cells[index] = "H"
             rows = ["".join(cells[i : i + self.size]) for i in range(0, self.size**2, self.size)]
-            if (0, 0) in distances(rows):
+            if solvable(rows):
                 return {"map": rows}
 
 
-def distances(rows: list[str]) -> dict[Cell, int]:
-    """Moves to the goal from every cell that is not a hole and can reach it."""
-    goal = (len(rows) - 1, len(rows) - 1)
-    found, queue = {goal: 0}, deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for down, right in MOVES.values():
-            row, column = cell[0] + down, cell[1] + right
-            if (
-                0 <= row < len(rows)
-                and 0 <= column < len(rows)
-                and (row, column) not in found
-                and rows[row][column] != "H"
-            ):
-                found[row, column] = found[cell] + 1
-                queue.append((row, column))
-    return found
+def after(cell: Cell, move: str, *, size: int) -> Cell:
+    row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
+    return (row, column) if 0 <= row < size and 0 <= column < size else cell
+
+
+def solvable(rows: list[str]) -> bool:
+    seen, edge = {(0, 0)}, [(0, 0)]
+    while edge:
+        cell = edge.pop()
+        for move in MOVES:
+            row, column = after(cell, move, size=len(rows))
+            if (row, column) not in seen and rows[row][column] != "H":
+                seen.add((row, column))
+                edge.append((row, column))
+    return (len(rows) - 1, len(rows) - 1) in seen
+
+
+@lru_cache(maxsize=4096)
+def chances(rows: tuple[str, ...], *, slippery: float, max_turns: int) -> list[dict[Cell, float]]:
+    """The best player's chance to reach the goal, by turns left and cell; a little less for a longer way, so that it hurries."""
+    cells = [(row, column) for row in range(len(rows)) for column in range(len(rows))]
+    by_turns = [{cell: float(rows[cell[0]][cell[1]] == "G") for cell in cells}]
+    for _ in range(max_turns):
+        best = dict(by_turns[0])
+        for cell in cells:
+            if rows[cell[0]][cell[1]] in "SF":
+                best[cell] = _HURRY * max(expected(cell, move, worth=by_turns[-1], slippery=slippery) for move in MOVES)
+        by_turns.append(best)
+    return by_turns
+
+
+def expected(cell: Cell, move: str, *, worth: dict[Cell, float], slippery: float) -> float:
+    size = math.isqrt(len(worth))
+    straight = worth[after(cell, move, size=size)]
+    if not slippery:
+        return straight
+    aside = sum(worth[after(cell, side, size=size)] for side in SIDES[move]) / 2
+    return (1 - slippery) * straight + slippery * aside

@@ -1,0 +1,345 @@
+"""Tells an author what is wrong before any training. Promise: whatever the environment does, the check ends with a report.
+
+It plays with a random player and, where there is one, the environment's own solver, through the same host that training uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import random
+import re
+import sys
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from ludus.config import RolloutConfig
+from ludus.environments.answers import serialisable
+from ludus.environments.author import AuthoredEnvironment
+from ludus.environments.environment import SPLITS, Environment
+from ludus.environments.host import Host
+from ludus.environments.trial import Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
+from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.types import Action, Observation, Task, Tool, ToolCall
+
+_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+_LONG_CHARS = RolloutConfig().max_observation_chars
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Literal["error", "warning"]
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.what}\n    -> {self.fix}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """`facts` is what was measured, in words, e.g. {"solver": "20 of 20 solved"}."""
+
+    environment: str
+    findings: tuple[Finding, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def __str__(self) -> str:
+        lines = [self.environment, *(f"  {name}: {fact}" for name, fact in self.facts.items())]
+        return "\n".join([*lines, *(f"  {finding}" for finding in self.findings), "  ok" if self.ok else "  not ok"])
+
+
+def check(environment: Environment, *, num_tasks: int = 20) -> Report:
+    """Plays up to `num_tasks` tasks of each split."""
+    return asyncio.run(_Examination(environment, num_tasks=num_tasks).run())
+
+
+class _Examination:
+    def __init__(self, environment: Environment, *, num_tasks: int) -> None:
+        self.environment = environment
+        self.num_tasks = num_tasks
+        self.host = Host()
+        self.findings: dict[str, Finding] = {}
+        self.facts: dict[str, str] = {}
+        self.tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
+
+    async def run(self) -> Report:
+        await self.examine_tasks()
+        sample = [task for split in SPLITS for task in _spread(self.tasks[split], self.num_tasks)]
+        if sample:
+            before = _random_states()
+            await self.examine_play(sample)
+            if before != _random_states():
+                self.error(
+                    "it draws from the global random state",
+                    "draw from the `rng` that setup gets, or make your own random.Random",
+                )
+        await self.host.close()
+        return Report(self.environment.name, tuple(self.findings.values()), self.facts)
+
+    async def examine_play(self, sample: Sequence[Task]) -> None:
+        await self.examine_first_prompt(sample)
+        trials = [
+            *await self.examine_player("random player", sample, mistakes=1.0),
+            *await self.examine_player("solver", sample, mistakes=0.0),
+        ]
+        await self.examine_repetition(trials)
+        await self.examine_after_done(trials)
+        await self.examine_bad_actions(sample[0])
+        await self.examine_close(sample[0])
+
+    # ------------------------------------------------------------------------------------------------ what is examined
+
+    async def examine_tasks(self) -> None:
+        for split in SPLITS:
+            async with self.noting(f"tasks({split!r}) must return a list of plain dicts"):
+                self.tasks[split] = await in_time(self.host.tasks(self.environment, split), where=f"tasks({split!r})")
+                self.facts[f"{split} tasks"] = str(len(self.tasks[split]))
+                if not self.tasks[split]:
+                    self.error(f"no {split} tasks", f"return at least one dict from tasks({split!r})")
+        self.examine_task_data([task for split in SPLITS for task in self.tasks[split]])
+        shared = {_content(task) for task in self.tasks["train"]} & {_content(task) for task in self.tasks["test"]}
+        if shared:
+            self.error(
+                f"{len(shared)} test tasks are also train tasks, e.g. {min(shared)[:80]}",
+                "keep the splits disjoint by content",
+            )
+
+    def examine_task_data(self, tasks: Sequence[Task]) -> None:
+        ids = [task.id for task in tasks]
+        if len(set(ids)) < len(ids):
+            twice = next(id for id in ids if ids.count(id) > 1)
+            self.error(f"task id {twice!r} is given twice", "make the `id` of every task unique")
+        if bad := [task.id for task in tasks if not serialisable(dict(task.data))]:
+            self.error(
+                f"data of task {bad[0]!r} is not JSON",
+                "use only str, int, float, bool, None, list and dict with str keys",
+            )
+        if self.environment.max_turns is None:
+            self.warning("no max_turns", "set the class attribute max_turns, or the run's limit applies")
+
+    async def examine_first_prompt(self, sample: Sequence[Task]) -> None:
+        fix = "let the task's data decide the problem; `rng` is for noise after the start (attempts at a task are compared)"
+        for task in sample[:5]:
+            async with self.noting("start must return without failing"):
+                starts = [
+                    await repeat(self.environment, task, host=self.host, seed=seed, actions=()) for seed in range(3)
+                ]
+                if len({start.print for start in starts}) > 1:
+                    self.error(f"the first prompt of {task.id!r} changes with the seed", fix)
+                self.examine_tools(starts[0].observations[0].tools or ())
+
+    def examine_tools(self, tools: Iterable[Tool]) -> None:
+        for tool in tools:
+            parameters = tool.parameters
+            named = set(parameters.get("properties", {})) >= set(parameters.get("required", ()))
+            if not _NAME.match(tool.name) or parameters.get("type") != "object" or not named:
+                self.error(
+                    f"tool {tool.name!r} has no valid schema",
+                    "give it a name of letters and a JSON schema of type object",
+                )
+            if not tool.description:
+                self.warning(f"tool {tool.name!r} has no description", "write a docstring: the model reads it")
+
+    async def examine_player(self, player: str, sample: Sequence[Task], *, mistakes: float) -> list[Trial]:
+        trials: list[Trial] = []
+        for seed, task in enumerate(sample):
+            async with self.noting(f"found by the {player}; `ludus env play` shows the way there"):
+                try:
+                    trials.append(await attempt(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
+                except ConfigError as error:
+                    self.facts[player] = "none"
+                    self.warning(
+                        str(error), "write it, and warm starts and this check can play: see the built-in worlds"
+                    )
+                    return trials
+        if trials:
+            self.facts[player] = _summary(trials)
+            self.examine_success(player, trials, solving=mistakes == 0.0)
+        return trials
+
+    def examine_success(self, player: str, trials: Sequence[Trial], *, solving: bool) -> None:
+        rate = sum(trial.success for trial in trials) / len(trials)
+        if solving and rate == 0:
+            self.error(
+                "the solver never succeeds",
+                "a full reward of 1 (or a metric `success`) must be in its reach within max_turns",
+            )
+        elif solving and rate < 0.9:
+            self.warning(
+                f"the solver succeeds in {rate:.0%} only",
+                "fine where chance decides; else mend the solver or raise max_turns",
+            )
+        elif not solving and rate > 0.9:
+            self.warning(f"a random player succeeds in {rate:.0%}", "there is little to learn; make the tasks harder")
+        longest = max(
+            len(message.content) for trial in trials for seen in trial.observations for message in seen.messages
+        )
+        if longest > _LONG_CHARS:
+            self.warning(
+                f"an observation has {longest} characters", f"beyond {_LONG_CHARS} it is cut in training; say less"
+            )
+
+    async def examine_repetition(self, trials: Sequence[Trial]) -> None:
+        fix = "draw only from the `rng` of setup; iterate over no set; read no clock and no id()"
+        for trial in trials:
+            async with self.noting("the same actions went well before"):
+                again = await repeat(
+                    self.environment, trial.task, host=self.host, seed=trial.seed, actions=trial.actions
+                )
+                if again.print != trial.print:
+                    self.error(
+                        f"{trial.task.id!r} with the same seed and actions went differently: {_difference(trial, again)}",
+                        fix,
+                    )
+        async with self.noting(fix):
+            if source := self.source():
+                prints = await asyncio.to_thread(repeat_elsewhere, self.environment, trials, source=source)
+                expected = [
+                    fingerprint(task for split in SPLITS for task in self.tasks[split]),
+                    *(trial.print for trial in trials),
+                ]
+                if prints[0] != expected[0]:
+                    self.error("another process has other tasks", fix)
+                elif prints != expected:
+                    self.error("the same trial went differently in another process with another hash seed", fix)
+
+    def source(self) -> str:
+        """Where another process finds the class, or nothing."""
+        cls = self.environment.author if isinstance(self.environment, AuthoredEnvironment) else type(self.environment)
+        module = sys.modules.get(cls.__module__)
+        if "<locals>" in cls.__qualname__ or module is None or not serialisable(dict(self.environment.options)):
+            self.warning(
+                "not checked in another process",
+                "define the class at the top of a module, with options that are plain data",
+            )
+            return ""
+        if cls.__module__ == "__main__" or cls.__module__.startswith("_ludus_"):
+            return f"{inspect.getfile(cls)}:{cls.__name__}"
+        return f"{cls.__module__}:{cls.__name__}"
+
+    async def examine_after_done(self, trials: Sequence[Trial]) -> None:
+        trial = next((trial for trial in trials if trial.done and trial.actions), None)
+        if trial is None:
+            return
+        async with self.noting("the same actions went well before"):
+            session = await self.host.open(self.environment, trial.task, seed=trial.seed)
+            await in_time(session.start(), where="start")
+            for action in trial.actions:
+                await in_time(session.act(action), where="act")
+            try:
+                late = await in_time(session.act(trial.actions[-1]), where="act after done")
+            except EnvironmentFailed:
+                return  # refusing is right
+            finally:
+                await session.close()
+            if late.reward:
+                self.error(
+                    f"act after done pays {late.reward} again", "pay a reward once; raise when the session is over"
+                )
+
+    async def examine_bad_actions(self, task: Task) -> None:
+        tools: tuple[Tool, ...] = ()
+        async with self.noting("start must return without failing"):
+            tools = (await repeat(self.environment, task, host=self.host, seed=0, actions=())).observations[
+                0
+            ].tools or ()
+        for what, action in _bad_actions(tools):
+            async with self.noting(f"{what} must give an observation with invalid=True, not an exception"):
+                seen = (await repeat(self.environment, task, host=self.host, seed=0, actions=[action])).observations[-1]
+                if tools and not seen.invalid:
+                    self.warning(
+                        f"{what} was not refused", "return an observation with invalid=True, so that it is counted"
+                    )
+
+    async def examine_close(self, task: Task) -> None:
+        async with self.noting("close must work twice, also on a session that never started"):
+            for started in (False, True):
+                session: Any = await self.host.call(lambda: self.environment.open(task, seed=0), where="open")
+                if started:
+                    await in_time(self.host.call(session.start, where="start"), where="start")
+                for _ in range(2):
+                    await in_time(self.host.call(session.close, where="close"), where="close")
+
+    # ------------------------------------------------------------------------------------------------ notes
+
+    def error(self, what: str, fix: str) -> None:
+        self.findings.setdefault(_kind(what), Finding("error", what, fix))
+
+    def warning(self, what: str, fix: str) -> None:
+        self.findings.setdefault(_kind(what), Finding("warning", what, fix))
+
+    @asynccontextmanager
+    async def noting(self, fix: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except EnvironmentFailed as error:
+            self.error(str(error), fix)
+
+
+def _bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
+    bad = [
+        ("an empty answer", Action()),
+        ("babble", Action(content="?! blah")),
+        ("an unreadable call", Action(problem="not JSON")),
+    ]
+    calls = [("an unknown tool", ToolCall("no_such_tool", {}))]
+    for tool in tools:
+        names, required = list(tool.parameters.get("properties", {})), tool.parameters.get("required", ())
+        calls.append((f"an unknown argument of {tool.name}", ToolCall(tool.name, {"no_such_argument": 1})))
+        if required:
+            calls.append((f"{tool.name} without arguments", ToolCall(tool.name, {})))
+        if names:
+            calls.append(
+                (f"a wrong type for {tool.name}", ToolCall(tool.name, {name: {"a": [None]} for name in names}))
+            )
+    return bad + [(what, Action(tool_calls=(call,))) for what, call in calls]
+
+
+def _summary(trials: Sequence[Trial]) -> str:
+    turns = sum(len(trial.actions) for trial in trials) / len(trials)
+    return f"{sum(trial.success for trial in trials)} of {len(trials)} solved, {turns:.1f} turns on average"
+
+
+def _difference(one: Trial, other: Trial) -> str:
+    pairs = zip(one.observations, other.observations, strict=False)
+    turn = next((i for i, (a, b) in enumerate(pairs) if fingerprint([a]) != fingerprint([b])), None)
+    if turn is None:
+        return f"{len(one.observations)} and {len(other.observations)} observations"
+    return f"turn {turn}: {_text(one.observations[turn])!r} and {_text(other.observations[turn])!r}"
+
+
+def _text(observation: Observation) -> str:
+    return f"{observation.messages[-1].content[:60] if observation.messages else ''} (reward {observation.reward})"
+
+
+def _kind(what: str) -> str:
+    """Findings that differ only in task ids and numbers are one finding."""
+    return re.sub(r"\S+/(train|test)/\S+|\d+", "", what)
+
+
+def _content(task: Task) -> str:
+    return json.dumps({key: value for key, value in task.data.items() if key != "id"}, sort_keys=True, default=repr)
+
+
+def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
+    """Tasks from all over the list: the first ones are often the easy ones."""
+    return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
+
+
+def _random_states() -> tuple[Any, Any]:
+    state: Any = np.random.get_state()
+    return random.getstate(), (state[1].tobytes(), *state[2:])

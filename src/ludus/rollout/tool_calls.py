@@ -30,8 +30,16 @@ EXAMPLES: Mapping[ToolFormat, str] = {
 _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.DOTALL)
 _FENCE = re.compile(r"```(?:json|tool_call)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _CALL_LIKE = re.compile(r'[\[{]\s*"(?:name|function|tool|tool_name|arguments|parameters)"\s*:')
+_MARKUP = re.compile(r"<(?=/?tool_call>|/think>|\|python_tag\|>)|`(?=``)")
+"""Where a JSON string would be taken for markup; an escape there says the same."""
 _PYTHON_TAG = "<|python_tag|>"
-_DECODER = json.JSONDecoder()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class _Unreadable(Exception):
@@ -105,7 +113,7 @@ def write_parts(action: Action, *, format: ToolFormat, newlines: bool = False) -
 def _body(call: ToolCall, format: ToolFormat) -> str:
     key = "parameters" if format == "llama3" else "arguments"
     entry = {"name": call.name, key: dict(call.arguments), **({"id": call.id} if call.id else {})}
-    return json.dumps(entry, ensure_ascii=False)
+    return _MARKUP.sub(lambda match: f"\\u{ord(match[0]):04x}", json.dumps(entry, ensure_ascii=False))
 
 
 def _find(text: str, start: int, format: ToolFormat) -> list[_Found]:
@@ -169,11 +177,11 @@ def _why_broken(text: str) -> str:
     if not text:
         return "it is empty."
     try:
-        json.loads(text)
+        _DECODER.decode(text)
     except RecursionError:
         return "the JSON is nested too deeply."
     except ValueError as error:
-        reason = error.msg if isinstance(error, json.JSONDecodeError) else "a number is out of range"
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else str(error)[:60]
         return f"the JSON is broken ({reason}): {_quote(text)}."
     return f"expected a JSON object, got {_quote(text)}."
 
@@ -199,7 +207,7 @@ def _call(entry: Any) -> ToolCall:
 
 def _nested(text: str) -> Any:
     try:
-        return json.loads(text) if text.strip() else {}
+        return _DECODER.decode(text) if text.strip() else {}
     except (ValueError, RecursionError):
         return text
 

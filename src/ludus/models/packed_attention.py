@@ -91,11 +91,17 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
 def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # CUDA only, half precision only
 
+    times = (
+        query.shape[1] // key.shape[1]
+    )  # key-value heads are repeated: torch 2.11's kernel does not take fewer of them
+    key, value = (tensor.repeat_interleave(times, dim=1) if times > 1 else tensor for tensor in (key, value))
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (N, heads, head_dim)
-    bounds, longest = segments.bounds, segments.longest
-    causal = (-1, 0)  # everything to the left, nothing to the right
-    grouped = query.shape[1] != key.shape[1]
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=causal, enable_gqa=grouped)
+    bounds, longest, causal = (
+        segments.bounds,
+        segments.longest,
+        (-1, 0),
+    )  # causal: all to the left, nothing to the right
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=causal)
     assert isinstance(out, Tensor)
     return out.unsqueeze(0)
 

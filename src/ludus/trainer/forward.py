@@ -14,8 +14,8 @@ from ludus.errors import ConfigError
 from ludus.models.packed_attention import Segments, use_packed_attention
 from ludus.trainer.pack import Microbatch
 
-MAX_LOGITS = 1 << 24
-"""Logits held at once (64 MiB in float32): 32768 tokens of a vocabulary of 512, 110 of one of 152,000."""
+MAX_LOGITS = 1 << 25
+"""Logits held at once (128 MiB in float32): 65536 tokens of a vocabulary of 512, 220 of one of 152,000."""
 
 
 def sampled_logprobs(

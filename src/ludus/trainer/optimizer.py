@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import AdamW
-
-from ludus.errors import CheckpointFailed
 
 Schedule = Callable[[int], float]
 """Optimiser steps taken so far -> the learning rate of the next one."""
@@ -38,24 +36,3 @@ def warmup_cosine(lr: float, *, warmup_steps: int, steps: int) -> Schedule:
         return rising(step) * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, share))))
 
     return rate
-
-
-def optimizer_tensors(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
-    """The optimiser's memory by parameter name: "exp_avg/model.norm.weight"."""
-    return {
-        f"{key}/{name}": value
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state.get(parameter, {}).items()
-    }
-
-
-def load_optimizer_tensors(optimizer: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    parameters = dict(model.named_parameters())
-    optimizer.state.clear()
-    for full_name, tensor in tensors.items():
-        key, _, name = full_name.partition("/")
-        if name not in parameters:
-            raise CheckpointFailed(
-                f"the optimiser state of {name!r} has no parameter in this model; resume with the model the run was started with"
-            )
-        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)

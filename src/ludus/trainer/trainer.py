@@ -19,12 +19,20 @@ from transformers import PreTrainedModel
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
-from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.errors import TrainerFailed
 from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.metrics import summarise
-from ludus.trainer.optimizer import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors, warmup
+from ludus.trainer.optimizer import Schedule, make_optimizer, warmup
 from ludus.trainer.pack import make_microbatch, pack, row_length
+from ludus.trainer.state import (
+    load_optimizer_tensors,
+    load_weights,
+    named_tensors,
+    optimizer_tensors,
+    restore_rng,
+    rng_states,
+)
 from ludus.trainer.threads import cpu_threads
 from ludus.types import Batch, Sequence, frozen_array
 from ludus.weights.channel import Channel
@@ -175,7 +183,7 @@ class Trainer:
         tensors = {
             "model": named_tensors(self.model),
             "optimizer": optimizer_tensors(self._optimizer, self.model),
-            "rng": _rng_states(self.model.device),
+            "rng": rng_states(self.model.device),
         }
         counters = {"steps": self.steps, "version": self.version}
         save_checkpoint(folder, tensors=tensors, state={**state, "trainer": counters}, files=files, keep=keep)
@@ -184,51 +192,13 @@ class Trainer:
     def restore(self, folder: str | Path) -> Checkpoint:
         """Continues from a checkpoint; the caller's state and files are in the answer. Publish before an engine is to follow."""
         checkpoint = load_checkpoint(folder)
-        _load_weights(self.model, checkpoint.tensors("model"), folder=checkpoint.folder)
+        load_weights(self.model, checkpoint.tensors("model"), folder=checkpoint.folder)
         load_optimizer_tensors(self._optimizer, self.model, checkpoint.tensors("optimizer"))
-        _restore_rng(checkpoint.tensors("rng"), self.model.device)
+        restore_rng(checkpoint.tensors("rng"), self.model.device)
         self.steps = int(checkpoint.state["trainer"]["steps"])
         self.version = int(checkpoint.state["trainer"]["version"])
         self._published = None
         return checkpoint
-
-
-def named_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name; tied ones once, under their first name."""
-    tensors: dict[str, Tensor] = {}
-    seen: set[int] = set()
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() not in seen:
-            seen.add(tensor.data_ptr())
-            tensors[name] = tensor
-    return tensors
-
-
-def _load_weights(model: PreTrainedModel, tensors: Mapping[str, Tensor], *, folder: Path) -> None:
-    own = named_tensors(model)
-    differing = sorted(
-        {name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape}
-        | (tensors.keys() - own.keys())
-    )
-    if differing:
-        raise CheckpointFailed(
-            f"{folder} holds another model: {len(differing)} of {len(own)} tensors are missing, foreign or of another shape, "
-            f"such as {differing[0]!r}. Resume with the model the run was started with."
-        )
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(tensors[name])
-
-
-def _rng_states(device: torch.device) -> dict[str, Tensor]:
-    states = {"cpu": torch.get_rng_state()}
-    return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
-
-
-def _restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _all_sampled(ids: Seq[int]) -> Sequence:

@@ -1,0 +1,71 @@
+"""What a trainer is, as named tensors: weights, the optimiser's memory, random numbers. Promise: put back, each is bit for bit itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from ludus.errors import CheckpointFailed
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Weights and persistent buffers by name; tied ones once, under their first name."""
+    tensors: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            tensors[name] = tensor
+    return tensors
+
+
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, folder: Path) -> None:
+    own = named_tensors(model)
+    differing = sorted(
+        {name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape}
+        | (tensors.keys() - own.keys())
+    )
+    if differing:
+        raise CheckpointFailed(
+            f"{folder} holds another model: {len(differing)} of {len(own)} tensors are missing, foreign or of another shape, "
+            f"such as {differing[0]!r}. Resume with the model the run was started with."
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def optimizer_tensors(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
+    """The optimiser's memory by parameter name: "exp_avg/model.norm.weight"."""
+    return {
+        f"{key}/{name}": value
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def load_optimizer_tensors(optimizer: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for full_name, tensor in tensors.items():
+        key, _, name = full_name.partition("/")
+        if name not in parameters:
+            raise CheckpointFailed(
+                f"the optimiser state of {name!r} has no parameter in this model; resume with the model the run was started with"
+            )
+        optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+
+
+def rng_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else states
+
+
+def restore_rng(states: Mapping[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

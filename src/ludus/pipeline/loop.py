@@ -75,16 +75,18 @@ class Loop:
         algorithm: Algorithm,
         recorder: Recorder,
         probe_ids: Sequence[int],
+        probe_tolerance: float,
         evaluate: Evaluate | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> None:
         self.config, self.pipeline = config, config.pipeline
         self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
-        self.algorithm, self.recorder, self.probe_ids = algorithm, recorder, list(probe_ids)
+        self.algorithm, self.recorder = algorithm, recorder
+        self.probe_ids, self.probe_tolerance = list(probe_ids), probe_tolerance
         self.evaluate, self.checkpoint = evaluate, checkpoint
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
         self.loaded_version = trainer.version
-        self._stopping = False
+        self.stopped = False
         self._changed = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._failed_in_a_row = 0
@@ -110,7 +112,7 @@ class Loop:
 
     def stop(self) -> None:
         """Finish the optimiser step in progress, then return from run()."""
-        self._stopping = True
+        self.stopped = True
         self._pulse()
 
     # -------------------------------------------------------------------------------------------- generating
@@ -182,7 +184,7 @@ class Loop:
             await self._evaluation
 
     async def _take(self) -> tuple[Group, ...] | None:
-        while not self._stopping:
+        while not self.stopped:
             taken = self.buffer.take(version=self.trainer.version)
             for draw in taken.stale:
                 self._counts[f"groups/dropped_stale/{draw.task.environment}"] += 1
@@ -197,9 +199,10 @@ class Loop:
 
     async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> None:
         version, began = self.trainer.version, time.monotonic()
-        metrics = await self._in_trainer(lambda: self.trainer.step(batch))
+        trained = await self._in_trainer(lambda: self.trainer.step(batch))
         train_s = time.monotonic() - began
         gap = await self._publish()
+        metrics = {f"optimizer/{name}": value for name, value in trained.items()}
         metrics |= step_metrics(groups, batch, version=version)
         metrics |= {
             "time/wait_s": wait_s,
@@ -227,10 +230,10 @@ class Loop:
         ours = await self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids))
         theirs = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
         gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
-        if not gap <= self.pipeline.probe_tolerance:  # NaN fails too
+        if not gap <= self.probe_tolerance:  # NaN fails too
             raise EngineFailed(
                 f"after loading version {self.loaded_version} the engine's logprobs differ from the trainer's by "
-                f"{gap:.3g} on the probe prompt; expected at most {self.pipeline.probe_tolerance:g}. The load was wrong "
+                f"{gap:.3g} on the probe prompt; expected at most {self.probe_tolerance:g}. The load was wrong "
                 "or partial, or the engine computes in lower precision: then raise pipeline.probe_tolerance"
             )
         return gap
@@ -251,6 +254,7 @@ class Loop:
         assert self.checkpoint is not None
         checkpoint, state = self.checkpoint, self.state()
         await self._in_trainer(lambda: checkpoint(state))
+        self.recorder.event("checkpoint", version=self.trainer.version)
 
     def state(self) -> dict[str, Any]:
         """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""

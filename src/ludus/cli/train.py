@@ -1,0 +1,182 @@
+"""`ludus train`, `sft`, `eval` and `quickstart`. Imports what is heavy inside, so that `ludus --help` stays quick."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from ludus.config import RunConfig
+    from ludus.pipeline.loop import Loop
+
+RunFile = Annotated[
+    Path | None, typer.Argument(help="A TOML run file, e.g. configs/quickstart.toml.", show_default=False)
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Overrides such as trainer.lr=1e-4 model.name=smollm2-135m.", show_default=False),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")]
+
+
+def train(
+    run_file: RunFile = None,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")] = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Train a model with reinforcement learning, from a run file."""
+    config = _resolve(run_file, overrides, dry_run=dry_run)
+    result = _run(_train(config, resume=resume))
+    if not result["finished"]:
+        again = " ".join(["ludus train", *([str(run_file)] if run_file else []), *(overrides or []), "--resume"])
+        print(f"Stopped at step {result['version']}; nothing is lost. Go on with:  {again}")
+        sys.exit(130)
+    _print_evaluations(result)
+    print(f"Model: {result['export']}\nReport: {result['report']}\nTrajectories: ludus trajectories {config.folder}")
+
+
+def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Clone trajectories, or the environments' own solvers, into a model: a warm start."""
+    config = _resolve(run_file, overrides, dry_run=dry_run)
+    result = _run(_sft(config))
+    print(f"Cloned {result['trajectories']} trajectories (success {result['success']:.0%}), loss {result['loss']:.3f}.")
+    print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
+
+
+def evaluate(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Success on held-out tasks, with counts and 95 % intervals."""
+    from ludus.launch.evaluating import evaluate_model
+
+    config = _resolve(run_file, overrides, dry_run=dry_run)
+    report = _run(evaluate_model(config, listeners=_listeners(config)))
+    _print_evaluations({"after": report})
+    print(f"Trajectories: ludus trajectories {config.folder}")
+
+
+def quickstart(
+    run_file: Annotated[Path, typer.Argument(help="A run file with an [sft] section.")] = Path(
+        "configs/quickstart.toml"
+    ),
+    overrides: Overrides = None,
+) -> None:
+    """A tiny agent learns three worlds on this machine's CPU: cloned from a mediocre player, then trained."""
+    began = time.monotonic()
+    config = _fresh_name(_resolve(run_file, overrides, dry_run=False))
+    print("Warm start: cloning a player who knows the rules and plays badly.")
+    warm = _run(_sft(config.model_copy(update={"name": f"{config.name}-sft"})))
+    model = config.model.model_copy(update={"name": warm["export"]})
+    print(
+        f"Cloned {warm['trajectories']} trajectories, of which {warm['success']:.0%} succeeded. Now reinforcement learning."
+    )
+    result = _run(_train(config.model_copy(update={"model": model}), resume=False))
+    if not result["finished"]:
+        print(f"Stopped at step {result['version']}. Go on with:  ludus train {config.folder}/config.toml --resume")
+        sys.exit(130)
+    _print_evaluations(result)
+    print(f"Report: {result['report']}\nRead some trajectories:  ludus trajectories {config.folder}")
+    line = {"before": result["before"]["mean_success"][0], "after": result["after"]["mean_success"][0]}
+    print(json.dumps({**{k: round(v, 4) for k, v in line.items()}, "train_s": round(time.monotonic() - began, 1)}))
+
+
+def _resolve(run_file: Path | None, overrides: list[str] | None, *, dry_run: bool) -> RunConfig:
+    from ludus.config import dump_config, load_config
+
+    given = list(overrides or [])
+    if run_file is not None and "=" in str(run_file):  # overrides alone: everything else keeps its default
+        given, run_file = [str(run_file), *given], None
+    config = load_config(run_file, given)
+    if dry_run:
+        from ludus.launch.parts import make_environments
+
+        make_environments(config)  # names and options are checked too
+        print(dump_config(config), end="")
+        raise typer.Exit
+    return config
+
+
+def _fresh_name(config: RunConfig) -> RunConfig:
+    """The quickstart can be run again and again: quickstart, quickstart-2, ..."""
+    for number in range(1, 10_000):
+        name = config.name if number == 1 else f"{config.name}-{number}"
+        renamed = config.model_copy(update={"name": name})
+        if not renamed.folder.exists() and not renamed.folder.with_name(f"{name}-sft").exists():
+            return renamed
+    raise AssertionError("ten thousand quickstarts")
+
+
+def _listeners(config: RunConfig) -> list[Any]:
+    from ludus.cli.progress import Progress
+
+    return [Progress(config)]
+
+
+async def _sft(config: RunConfig) -> dict[str, Any]:
+    from ludus.launch.cloning import sft as clone
+
+    return await clone(config, listeners=_listeners(config))
+
+
+async def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
+    from ludus.launch.local import train as train_run
+
+    return await train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c)
+
+
+def _stop_on_ctrl_c(loop: Loop) -> None:
+    """The first Ctrl-C (or SIGTERM) finishes the step and saves; the second one interrupts."""
+    running = asyncio.get_running_loop()
+    task = asyncio.current_task()
+
+    def stop() -> None:
+        if loop.stopped and task is not None:
+            task.cancel()
+        print("\nStopping after this step; press Ctrl-C again to stop at once.", file=sys.stderr)
+        loop.stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        running.add_signal_handler(number, stop)
+
+
+def _run(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def _print_evaluations(result: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    reports = {name: result[name] for name in ("before", "after") if result.get(name)}
+    if not reports:
+        return
+    table = Table(title="Success on held-out tasks (95 % interval)")
+    table.add_column("environment")
+    for name in reports:
+        table.add_column(name if len(reports) > 1 else "success", justify="right")
+    table.add_column("n", justify="right")
+    last = next(reversed(reports.values()))
+    for row, environment in enumerate(last["environments"]):
+        cells = [_rate(r["environments"][row], "success") for r in reports.values()]
+        table.add_row(environment["environment"], *cells, str(environment["num_trajectories"]))
+    mean = [_interval(*r["mean_success"]) for r in reports.values()]
+    table.add_row("mean", *mean, str(sum(e["num_trajectories"] for e in last["environments"])), style="bold")
+    Console().print(table)
+
+
+def _rate(row: dict[str, Any], name: str) -> str:
+    return _interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
+
+def _interval(value: float | None, low: float | None, high: float | None) -> str:
+    return "unknown" if value is None or low is None or high is None else f"{value:.1%} [{low:.1%}, {high:.1%}]"

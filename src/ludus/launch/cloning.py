@@ -1,0 +1,118 @@
+"""A warm start: trajectories of solvers, or of an earlier run, are cloned into the model, which is then exported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ludus.config import RunConfig
+from ludus.errors import ConfigError
+from ludus.launch.parts import Parts, make_arena, make_parts
+from ludus.models.save import save_model
+from ludus.rollout.arena import Arena
+from ludus.rollout.chat import Chat
+from ludus.rollout.play import Attempt, play
+from ludus.rollout.speaker import SolverSpeaker
+from ludus.seeds import derive
+from ludus.store.recorder import Listener, Recorder
+from ludus.store.run_folder import RunFolder
+from ludus.trainer.sft import clone
+from ludus.types import Completion, Sequence, Task, Trajectory
+
+MAX_CONCURRENT = 64
+
+
+async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
+    """Clones into config.model and exports to the run folder; returns where, and how the cloned trajectories had done."""
+    folder = RunFolder.create(config)
+    with Recorder(
+        folder, tensorboard=config.store.tensorboard, trajectories=config.store.trajectories, listeners=listeners
+    ) as recorder:
+        parts = await make_parts(config, folder=folder.path)
+        try:
+            trajectories = _wanted(await _trajectories(parts, recorder), config)
+        finally:
+            await parts.client.close()
+        sequences = [sequence for trajectory in trajectories for sequence in sequences_of(trajectory, parts.chat)]
+        model = parts.load_model()
+        recorder.event("cloning", trajectories=len(trajectories), steps=config.sft.steps)
+        metrics = await asyncio.to_thread(_clone, model, sequences, config, recorder)
+        export = save_model(folder.export, model=model, tokenizer=parts.tokenizer)
+        recorder.event("finished", version=0)
+        success = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
+        return {"export": str(export), "loss": metrics["loss"], "trajectories": len(trajectories), "success": success}
+
+
+def _clone(model: Any, sequences: list[Sequence], config: RunConfig, recorder: Recorder) -> dict[str, float]:
+    def record(step: int, metrics: dict[str, float]) -> None:
+        recorder.metrics(step + 1, {f"optimizer/{name}": value for name, value in metrics.items()})
+
+    return clone(model, sequences, config=config.sft, trainer=config.trainer, seed=config.seed, on_step=record)
+
+
+def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajectory]:
+    least = config.sft.min_reward
+    wanted = [t for t in trajectories if t.stop.scored and (least is None or t.reward >= least)]
+    if not wanted:
+        raise ConfigError(
+            f"nothing to clone: of {len(trajectories)} trajectories none was scored"
+            + ("" if least is None else f" with a reward of at least {least:g} (sft.min_reward)")
+        )
+    return wanted
+
+
+async def _trajectories(parts: Parts, recorder: Recorder) -> list[Trajectory]:
+    if parts.config.sft.trajectories:
+        folder = RunFolder.open(Path(parts.config.sft.trajectories), root=parts.config.store.folder)
+        return [stored.trajectory for stored in folder.read_trajectories() if stored.split == "train"]
+    played = await solver_trajectories(parts)
+    for trajectory in played:
+        recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
+    return played
+
+
+async def solver_trajectories(parts: Parts) -> list[Trajectory]:
+    """The environments' solvers on train tasks, with the run file's share of mistakes."""
+    config = parts.config
+    arena = make_arena(parts, SolverSpeaker(parts.chat, mistakes=config.sft.mistakes))
+    total = sum(section.weight for section in config.environments.values())
+    attempts = []
+    for name, tasks in (await parts.tasks("train")).items():
+        count = round(config.sft.num_trajectories * config.environments[name].weight / total)
+        attempts += [_attempt(name, tasks, index, seed=config.seed) for index in range(count)]
+    return await _play_all(attempts, arena)
+
+
+def _attempt(name: str, tasks: list[Task], index: int, *, seed: int) -> Attempt:
+    return Attempt(f"solver-{name}-{index}", tasks[index % len(tasks)], seed=derive(seed, "solver", name, index))
+
+
+async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:
+    room = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def one(attempt: Attempt) -> Trajectory:
+        async with room:
+            return await play(attempt, arena=arena)
+
+    async with asyncio.TaskGroup() as playing:
+        running = [playing.create_task(one(attempt)) for attempt in attempts]
+    return [task.result() for task in running]
+
+
+def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:
+    """The conversation in this model's tokens, so that another model's trajectories can be cloned too. Ends before an unreadable action."""
+    transcript = chat.transcript()
+    prompt: Any = (trajectory.start.messages, trajectory.start.tools or ())
+    transcript.start(*prompt)
+    for turn in trajectory.turns:
+        if turn.action.problem:
+            break
+        if turn.index:
+            previous = trajectory.turns[turn.index - 1].observation
+            transcript.observe(previous.messages, previous.tools)
+        ids = tuple(chat.encode_action(turn.action))
+        blank = (0.0,) * len(ids)
+        transcript.speak(Completion(ids, blank, (0,) * len(ids), "end", "clone"), turn=turn.index)
+    return transcript.sequences()

@@ -1,0 +1,70 @@
+"""Held-out tasks of a run, played by a policy and recorded. Used during training and by `ludus eval`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ludus.config import RunConfig
+from ludus.engines.engine import Engine
+from ludus.engines.server import ServerEngine
+from ludus.errors import ConfigError
+from ludus.evaluation.evaluate import evaluate, to_report
+from ludus.launch.parts import Parts, make_arena, make_embedded_engine, make_parts
+from ludus.rollout.arena import Arena
+from ludus.rollout.speaker import PolicySpeaker
+from ludus.store.recorder import Listener, Recorder
+from ludus.store.run_folder import RunFolder
+from ludus.types import Task, Trajectory
+from ludus.weights.memory import MemoryChannel
+
+
+async def evaluate_policy(parts: Parts, arena: Arena, *, recorder: Recorder, version: int) -> dict[str, Any]:
+    """The report on `evaluation.num_tasks` held-out tasks per environment, also recorded."""
+    settings = parts.config.evaluation
+    tasks = held_out(await parts.tasks(settings.split), count=settings.num_tasks, split=settings.split)
+
+    def record(trajectory: Trajectory) -> None:
+        recorder.trajectory(trajectory, step=version, group_id=trajectory.task.id, split=settings.split)
+
+    results = await evaluate(
+        tasks,
+        arena=arena,
+        attempts=settings.attempts,
+        seed=parts.config.seed,
+        prefix=f"eval-{version}",
+        on_trajectory=record,
+    )
+    report = to_report(results, version=version)
+    recorder.evaluation(version, report)
+    return report
+
+
+def held_out(tasks: Mapping[str, Sequence[Task]], *, count: int, split: str) -> list[Task]:
+    for name, listed in tasks.items():
+        if not listed:
+            raise ConfigError(
+                f"environment {name!r} has no tasks in split {split!r}; evaluation.split names another split"
+            )
+    return [task for listed in tasks.values() for task in listed[:count]]
+
+
+async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
+    """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own."""
+    folder = RunFolder.create(config)
+    with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
+        parts = await make_parts(config, folder=folder.path)
+        engine = _engine(parts)
+        try:
+            arena = make_arena(parts, PolicySpeaker(engine), temperature=config.evaluation.temperature)
+            return await evaluate_policy(parts, arena, recorder=recorder, version=0)
+        finally:
+            await engine.close()
+            await parts.client.close()
+
+
+def _engine(parts: Parts) -> Engine:
+    engine = parts.config.engine
+    if engine.kind == "server":
+        return ServerEngine(engine.url, model=parts.config.model.name)
+    return make_embedded_engine(parts, channel=MemoryChannel())

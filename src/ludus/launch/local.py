@@ -1,0 +1,146 @@
+"""Composition root of a training run on one machine: parts become a run. Nothing else in Ludus knows how they fit together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from ludus.algorithms import make_algorithm
+from ludus.config import RunConfig
+from ludus.errors import CheckpointFailed, ConfigError
+from ludus.launch.evaluating import evaluate_policy
+from ludus.launch.parts import Parts, make_arena, make_embedded_engine, make_parts, probe_prompt
+from ludus.models.save import save_model
+from ludus.pipeline.feed import Feed
+from ludus.pipeline.loop import Loop
+from ludus.rollout.speaker import PolicySpeaker
+from ludus.store.recorder import Listener, Recorder
+from ludus.store.report import write_report
+from ludus.store.run_folder import RunFolder
+from ludus.trainer.checkpoint import latest_checkpoint
+from ludus.trainer.trainer import Trainer
+from ludus.weights.memory import MemoryChannel
+
+EVALUATION = "evaluation"
+"""The policy that held-out tasks are played with: a snapshot of one version, so that a result is about that version alone."""
+
+
+async def train(
+    config: RunConfig,
+    *,
+    resume: bool = False,
+    listeners: Iterable[Listener] = (),
+    on_loop: Callable[[Loop], None] | None = None,
+) -> dict[str, Any]:
+    """A whole training run; returns its last evaluation and where things are. `on_loop` gets the loop, to be able to stop it."""
+    if config.engine.kind != "embedded":
+        raise ConfigError(
+            f"engine.kind is {config.engine.kind!r}, which cannot load new weights yet; training needs 'embedded'. "
+            "`ludus eval` works with a server"
+        )
+    checkpoint = _newest_checkpoint(config) if resume else None
+    folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
+    store = config.store
+    with Recorder(
+        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
+    ) as recorder:
+        parts = await make_parts(config, folder=folder.path)
+        training = await _Training.start(parts, recorder=recorder, checkpoint=checkpoint)
+        try:
+            return await training.run(on_loop)
+        finally:
+            await training.engine.close()
+            await parts.client.close()
+
+
+class _Training:
+    def __init__(self, parts: Parts, *, recorder: Recorder) -> None:
+        self.parts, self.config, self.recorder = parts, parts.config, recorder
+        self.algorithm = make_algorithm(self.config.algorithm)
+        self.channel = MemoryChannel()
+        self.trainer = Trainer(
+            parts.load_model(),
+            algorithm_loss=self.algorithm.loss,
+            config=self.config.trainer,
+            temperature=self.config.rollout.temperature,
+            channel=self.channel,
+        )
+        self.engine = make_embedded_engine(parts, channel=self.channel)
+        self.resumed = False
+
+    @classmethod
+    async def start(cls, parts: Parts, *, recorder: Recorder, checkpoint: Path | None) -> _Training:
+        self = cls(parts, recorder=recorder)
+        state = self.trainer.restore(checkpoint).state if checkpoint else None
+        version = self.trainer.publish()
+        await self.engine.load(version)
+        await self.engine.add_policy(EVALUATION, version=version)
+        tasks = await parts.tasks("train")
+        self.loop = Loop(
+            self.config,
+            feed=Feed(tasks, weights={n: e.weight for n, e in self.config.environments.items()}, seed=self.config.seed),
+            arena=make_arena(parts, PolicySpeaker(self.engine)),
+            engine=self.engine,
+            trainer=self.trainer,
+            algorithm=self.algorithm,
+            recorder=recorder,
+            probe_ids=await probe_prompt(parts, next(iter(tasks.values()))[0]),
+            probe_tolerance=parts.probe_tolerance,
+            evaluate=self.evaluate,
+            checkpoint=self.checkpoint,
+        )
+        if state is not None:
+            self.loop.restore(state["loop"])
+            self.resumed = True
+        return self
+
+    async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
+        self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)
+        await self.loop.probe()
+        before = None
+        if self.config.evaluation.every and not self.resumed:
+            before = await self.evaluate(self.trainer.version)
+        if on_loop is not None:
+            on_loop(self.loop)
+        await self.loop.run()
+        self.checkpoint(self.loop.state())
+        after = None
+        if self.config.evaluation.every and not self.loop.stopped:
+            after = await self.evaluate(self.trainer.version)
+        export = save_model(self.recorder.folder.export, model=self.trainer.model, tokenizer=self.parts.tokenizer)
+        report = await asyncio.to_thread(write_report, self.recorder.folder)
+        finished = not self.loop.stopped
+        self.recorder.event("finished" if finished else "stopped", version=self.trainer.version)
+        paths = {"export": str(export), "report": str(report)}
+        return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
+
+    async def evaluate(self, version: int) -> dict[str, Any]:
+        await self.engine.load(version, policy=EVALUATION)
+        arena = make_arena(
+            self.parts,
+            PolicySpeaker(self.engine, policy=EVALUATION),
+            temperature=self.config.evaluation.temperature,
+        )
+        return await evaluate_policy(self.parts, arena, recorder=self.recorder, version=version)
+
+    def checkpoint(self, state: dict[str, Any]) -> None:
+        self.trainer.save(
+            self.recorder.folder.path, state={"loop": state}, files={}, keep=self.config.store.keep_checkpoints
+        )
+
+
+def _newest_checkpoint(config: RunConfig) -> Path:
+    folder = RunFolder.open(config.folder)
+    checkpoint = latest_checkpoint(folder.path)
+    if checkpoint is None:
+        raise CheckpointFailed(
+            f"{folder.path} has no whole checkpoint to resume from. Start the run again under another name (name=...), "
+            "with a smaller store.checkpoint_every"
+        )
+    return checkpoint
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step-"))

@@ -206,7 +206,7 @@ class _Examination:
                         fix,
                     )
         async with self.noting(fix):
-            if source := self.source():
+            if trials and (source := self.source()):
                 prints = await asyncio.to_thread(repeat_elsewhere, self.environment, trials, source=source)
                 expected = [
                     fingerprint(task for split in SPLITS for task in self.tasks[split]),

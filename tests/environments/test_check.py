@@ -1,0 +1,110 @@
+import pytest
+
+from ludus.environments import check, make, trial, wrap
+from tests.environments import authored
+
+FAKE = "ludus.environments.fake:FakeEnvironment"
+
+
+def whats(report, level="error"):
+    return " | ".join(finding.what for finding in report.findings if finding.level == level)
+
+
+@pytest.mark.parametrize("author", [authored.Adder, authored.AsyncAdder, authored.Typed])
+def test_a_sound_environment_passes(author):
+    report = check(wrap(author), num_tasks=3)
+    assert report.ok, str(report)
+    assert report.facts["solver"].startswith("5 of 5 solved")
+
+
+@pytest.mark.parametrize(
+    ("author", "what"),
+    [
+        (authored.SeedInPrompt, "first prompt of 'seed_in_prompt/train/0' changes with the seed"),
+        (authored.GlobalRandom, "draws from the global random state"),
+        (authored.HashSeed, "in another process with another hash seed"),
+        (authored.Overlap, "1 test tasks are also train tasks"),
+        (authored.Forgetful, "with the same seed and actions went differently: turn 1: 'end 1"),
+        (authored.Forgetful, "the solver never succeeds"),
+    ],
+)
+def test_each_fault_has_its_finding(author, what):
+    report = check(wrap(author), num_tasks=2)
+    assert not report.ok
+    assert what in whats(report)
+    assert all(finding.fix for finding in report.findings)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        ("raise", "act raised RuntimeError: the fake raised"),
+        ("exit", "act raised SystemExit: the fake left"),
+        ("nan", "act reward is nan; expected a finite number"),
+        ("nothing", "act a message's content is NoneType; expected a str"),
+        ("number", "act answered int; expected an Observation"),
+        ("surrogate", "not valid Unicode"),
+    ],
+)
+def test_a_hostile_environment_is_reported_not_thrown(fault, what, blocking):
+    report = check(make("fake", source=FAKE, options={"fault": fault, "blocking": blocking}), num_tasks=1)
+    assert what in whats(report)
+
+
+@pytest.mark.parametrize("place", ["tasks", "open", "start", "act", "close"])
+def test_a_fault_is_found_wherever_it_is(place):
+    report = check(make("fake", source=FAKE, options={"fault": "raise", "fault_in": place}), num_tasks=1)
+    assert place in whats(report)
+
+
+def test_a_hanging_environment_ends_the_check_not_the_author(monkeypatch):
+    monkeypatch.setattr(trial, "TURN_S", 0.05)
+    report = check(make("fake", source=FAKE, options={"fault": "hang"}), num_tasks=1)
+    assert "act did not return within" in whats(report)
+
+
+def test_a_megabyte_is_a_warning():
+    report = check(make("fake", source=FAKE, options={"fault": "megabyte"}), num_tasks=1)
+    assert "an observation has 1000000 characters" in whats(report, "warning")
+
+
+def test_data_that_is_not_json_is_found():
+    class Odd(authored.Echo):
+        tasks = {"train": [{"word": "red", "set": {1}}], "test": [{"word": "blue"}]}
+
+    assert "is not JSON" in whats(check(wrap(Odd), num_tasks=1))
+
+
+def test_ids_given_twice_and_empty_splits_are_found():
+    class Twice(authored.Echo):
+        tasks = {"train": [{"word": "red", "id": 1}, {"word": "blue", "id": 1}]}
+
+    found = whats(check(wrap(Twice), num_tasks=1))
+    assert "'twice/train/1' is given twice" in found
+    assert "no test tasks" in found
+
+
+def test_a_class_without_players_is_checked_as_far_as_it_goes():
+    class Talk:
+        """Talk."""
+
+        tasks = {"train": [{"n": 1}], "test": [{"n": 2}]}
+
+        def setup(self, task, rng):
+            return "hello"
+
+        def act(self, text):
+            return "hm"
+
+    report = check(wrap(Talk))
+    assert report.ok
+    assert {"solver": "none", "random player": "none"}.items() <= report.facts.items()
+    assert "no max_turns" in whats(report, "warning")
+
+
+def test_the_report_reads_as_text():
+    report = check(wrap(authored.Overlap), num_tasks=1)
+    assert str(report).splitlines()[0] == "overlap"
+    assert "error: 1 test tasks are also train tasks" in str(report)
+    assert str(report).endswith("not ok")

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
 from ludus.engines.engine import Capabilities
+from ludus.engines.noise import noise
 from ludus.engines.policies import Policies
-from ludus.engines.sample import noise
 from ludus.engines.schedule import Pass, Request, Schedule
 from ludus.errors import EngineFailed, LudusError, border, describe
 from ludus.types import CURRENT, Completion, Sampling

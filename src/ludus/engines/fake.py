@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from ludus.engines.engine import Capabilities
-from ludus.engines.sample import noise
+from ludus.engines.noise import noise
 from ludus.errors import EngineFailed
 from ludus.types import CURRENT, Completion, Sampling
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from ludus.engines.sample import draw, log_softmax
 from ludus.engines.schedule import Chunk, Copy, Pass
 from ludus.errors import ConfigError, EngineFailed, border, nearest
-from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape, forward, serve
+from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
+from ludus.models.served import forward, serve
 from ludus.types import CURRENT
 
 
@@ -100,7 +101,9 @@ class Policies:
                 raise EngineFailed(
                     f"version {version}: {name} has shape {got}, expected {expected}. Nothing was loaded."
                 )
-            if name != names[0] and not torch.equal(tensors[name], tensors[names[0]]):
+            if name != names[0] and not torch.allclose(
+                tensors[name], tensors[names[0]], rtol=0, atol=0, equal_nan=True
+            ):
                 raise EngineFailed(
                     f"version {version}: {names[0]} and {name} are one weight in the engine's model, but differ. Nothing was loaded; "
                     "publish from a model that ties them too."

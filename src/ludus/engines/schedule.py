@@ -280,9 +280,16 @@ class Schedule:
         return next(mine, None)
 
     def _free_slot(self) -> Slot:
-        """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used."""
+        """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used.
+
+        A session whose next turn is waiting already goes last, and of those the one furthest back: taking turns through more sessions
+        than slots would otherwise throw out each one just before it is needed.
+        """
         idle = [slot for slot in self.slots if not slot.busy]
-        return min(idle, key=lambda s: (s.session_id is not None, s.used if s.session_id is not None else 0, s.index))
+        if unclaimed := next((slot for slot in idle if slot.session_id is None), None):
+            return unclaimed
+        place = {request.session_id: i for i, request in enumerate(self.waiting)}
+        return min(idle, key=lambda s: (1, -place[s.session_id]) if s.session_id in place else (0, s.used))
 
     def _best_source(self, request: Request, *, at_least: int) -> tuple[Slot | None, int]:
         best, most = None, at_least - 1

@@ -13,16 +13,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ludus.errors import ConfigError, border
-
 NAME = "ludus_cached"
-CALL_TOKENS = 384
-"""What one more attention call costs, in tokens attended to; measured on a CPU, where it decides how ranges are cut."""
+CALL_BYTES = {"cpu": 180_000, "cuda": 20_000_000}
+"""Keys and values that could be read in the time one more attention call takes; decides how ranges are cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +72,9 @@ class KeyValueCache:
         )  # every slot equally aligned: rounding must not depend on the slot
         size = (shape.layers, slots, shape.heads, self.length, shape.head_dim)
         self.keys, self.values = (_zeros(size, dtype=dtype, device=device) for _ in range(2))
+        self.call_tokens = CALL_BYTES.get(device.type, CALL_BYTES["cuda"]) // (
+            2 * shape.heads * shape.head_dim * dtype.itemsize
+        )
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Stores (tokens, heads, head_dim) at the rows `index` (see `Layout`); returns the layer's keys and values by slot."""
@@ -100,80 +102,79 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 
 
 class Layout:
-    """Where the tokens of one forward pass go and what they see; made once per pass, used by every layer."""
+    """Where the tokens of one forward pass go and what they see; made once per pass, used by every layer.
+
+    The pieces that decode (one token each, in a slot) come first and in slot order, the others after them.
+    """
 
     def __init__(
         self, pieces: Sequence[Piece], *, cache: KeyValueCache | None, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.pieces, self.cache = pieces, cache
-        self._dtype, self._device = dtype, device
-        self.num_decode = next(
-            (i for i, piece in enumerate(pieces) if piece.count > 1 or piece.slot is None), len(pieces)
-        )
+        self.cache, self._dtype, self._device = cache, dtype, device
+        prompts = (i for i, piece in enumerate(pieces) if piece.count > 1 or piece.slot is None)
+        self.num_decode = next(prompts, len(pieces))
         decode, self.prefill = pieces[: self.num_decode], pieces[self.num_decode :]
-        self.ranges = cover([(piece.slot, piece.end) for piece in decode if piece.slot is not None])
-        self.spread, self.gather = self._holes(decode)
-        self.range_masks = self._range_masks(decode)
         self.prefill_masks = [self._causal(piece) for piece in self.prefill]
-        self.write_index = torch.empty(0) if cache is None else self._write_index(cache)
+        self.ranges: list[Range] = []
+        self.spread: Tensor | None = None
+        self.gather: Tensor | None = None
+        if decode:
+            assert cache is not None, "a piece with a slot needs a cache"
+            self.ranges = cover([(piece.slot or 0, piece.end) for piece in decode], call_tokens=cache.call_tokens)
+            self._fill_holes(decode)
+        self.range_masks = self._range_masks(decode)
+        self.positions, self.write_index = self._indices(pieces)
 
-    def positions(self) -> Tensor:
-        starts = torch.tensor([piece.start for piece in self.pieces], device=self._device)
-        if not self.prefill:
-            return starts
-        counts = torch.tensor([piece.count for piece in self.pieces], device=self._device)
-        firsts = (starts - counts.cumsum(0) + counts).repeat_interleave(counts)
-        return firsts + torch.arange(len(firsts), device=self._device)
+    def _indices(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
+        """Position of each token, and for each token and head its row of the flat cache [slots * heads * length, head_dim]."""
+        starts, counts = np.array([(piece.start, piece.count) for piece in pieces]).T
+        positions = np.repeat(starts - counts.cumsum() + counts, counts) + np.arange(counts.sum())
+        if self.cache is None:
+            return self._tensor(positions), torch.empty(0)
+        heads, length = self.cache.keys.shape[2], self.cache.length
+        slots = np.repeat(np.array([piece.slot for piece in pieces]), counts)
+        rows = (slots[:, None] * heads + np.arange(heads)) * length + positions[:, None]
+        return self._tensor(positions), self._tensor(rows.ravel())
 
-    def _holes(self, decode: Sequence[Piece]) -> tuple[Tensor | None, Tensor | None]:
-        """Index of the token that stands in for each slot of the ranges, and of each token's own slot; None when they are the same."""
+    def _fill_holes(self, decode: Sequence[Piece]) -> None:
+        """Where ranges have holes: the token that stands in for each of their slots, and where each token's own output is."""
         covered = [slot for r in self.ranges for slot in range(r.first, r.first + r.num)]
         if len(covered) == len(decode):
-            return None, None
+            return
         token_of = {piece.slot: i for i, piece in enumerate(decode)}
-        spread = [token_of.get(slot, 0) for slot in covered]
-        gather = [i for i, slot in enumerate(covered) if slot in token_of]
-        return torch.tensor(spread, device=self._device), torch.tensor(gather, device=self._device)
+        self.spread = self._tensor(np.array([token_of.get(slot, 0) for slot in covered]))
+        self.gather = self._tensor(np.array([i for i, slot in enumerate(covered) if slot in token_of]))
 
     def _range_masks(self, decode: Sequence[Piece]) -> list[Tensor | None]:
         end_of = {piece.slot: piece.end for piece in decode}
         masks: list[Tensor | None] = []
         for r in self.ranges:
-            ends = [end_of.get(slot, 1) for slot in range(r.first, r.first + r.num)]
-            if all(end == r.length for end in ends):
-                masks.append(None)
-                continue
-            hidden = torch.arange(r.length, device=self._device) >= torch.tensor(ends, device=self._device)[:, None]
-            masks.append(self._additive(hidden)[:, None, None])
+            ends = np.array([end_of.get(slot, 1) for slot in range(r.first, r.first + r.num)])
+            hidden = np.arange(r.length) >= ends[:, None]
+            masks.append(self._additive(hidden)[:, None, None] if hidden.any() else None)
         return masks
 
     def _causal(self, piece: Piece) -> Tensor | None:
         if piece.start == 0:
             return None
-        ends = torch.arange(piece.start + 1, piece.end + 1, device=self._device)
-        return self._additive(torch.arange(piece.end, device=self._device) >= ends[:, None])
+        return self._additive(np.arange(piece.end) > np.arange(piece.start, piece.end)[:, None])
 
-    def _additive(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -math.inf)
+    def _additive(self, hidden: np.ndarray) -> Tensor:
+        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
+        return mask.masked_fill_(self._tensor(hidden), -math.inf)
 
-    def _write_index(self, cache: KeyValueCache) -> Tensor:
-        """Row of the flat cache [slots * heads * length, head_dim] for each token and head, (tokens * heads,)."""
-        heads = cache.keys.shape[2]
-        slots = torch.tensor([piece.slot for piece in self.pieces], device=self._device)
-        if self.prefill:
-            slots = slots.repeat_interleave(torch.tensor([piece.count for piece in self.pieces], device=self._device))
-        rows = slots[:, None] * heads + torch.arange(heads, device=self._device)
-        return (rows * cache.length + self.positions()[:, None]).flatten()
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
 
 
-def cover(decoding: Iterable[tuple[int, int]]) -> list[Range]:
-    """Ranges over the slots of (slot, length), in slot order. A hole or a longer neighbour is worth it while it costs less than a call."""
+def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Range]:
+    """Ranges over (slot, length), given in slot order. A hole or a longer neighbour is taken in while it costs less than one more call."""
     ranges: list[Range] = []
     for slot, length in decoding:
         if ranges:
             last = ranges[-1]
             wider = Range(last.first, slot - last.first + 1, max(last.length, length))
-            if wider.num * wider.length - last.num * last.length <= CALL_TOKENS + length:
+            if wider.num * wider.length - last.num * last.length <= call_tokens + length:
                 ranges[-1] = wider
                 continue
         ranges.append(Range(slot, 1, length))
@@ -237,72 +238,6 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
     return output.permute(2, 0, 1, 3)
 
 
-# ------------------------------------------------------------------------------------------------ a model and whether it can be served
-
 AttentionInterface.register(
     NAME, attend
 )  # no mask function beside it: Transformers then makes no mask, which is what `attend` expects
-
-
-def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor) -> Tensor:
-    """Logits (len(keep), vocabulary) of the packed tokens `ids` at the rows `keep`."""
-    output = model(
-        input_ids=ids[None], position_ids=layout.positions()[None], use_cache=False, logits_to_keep=keep, layout=layout
-    )
-    logits: Tensor = output.logits[0]
-    return logits
-
-
-def serve(model: PreTrainedModel, *, max_tokens: int) -> None:
-    """Switches `model` to cached attention, in place; ConfigError with the reason where that would change what the model computes."""
-    remedy = "use engine.kind 'server', or another model"
-    if reason := _unsuited(model, max_tokens=max_tokens):
-        raise ConfigError(f"{_name(model)} cannot run in the embedded engine: {reason}; {remedy}")
-    with torch.inference_mode(), border(ConfigError, f"{_name(model)} cannot run in the embedded engine ({remedy})"):
-        model.eval()
-        ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
-        model.set_attn_implementation("eager")
-        expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(NAME)
-        gap = (_replay(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
-    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
-    if not gap <= tolerance:
-        raise ConfigError(
-            f"{_name(model)} cannot run in the embedded engine: its attention does more than our attention function is told. Logits of a "
-            f"probe differ by {gap:.2g} relative, at most {tolerance:g} expected; {remedy}"
-        )
-
-
-def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The logits of `ids` by the engine's path: a first piece, a second one that sees the first, then token by token."""
-    cache = KeyValueCache(Shape.of(model), slots=1, length=len(ids), dtype=model.dtype, device=model.device)
-    logits, start = [], 0
-    for count in (3, 2, *[1] * (len(ids) - 5)):
-        layout = Layout([Piece(0, start, count)], cache=cache, dtype=model.dtype, device=model.device)
-        logits.append(
-            forward(model, ids[start : start + count], layout=layout, keep=torch.arange(count, device=ids.device))
-        )
-        start += count
-    return torch.cat(logits).float()
-
-
-def _unsuited(model: PreTrainedModel, *, max_tokens: int) -> str:
-    config = model.config.get_text_config()
-    if not model._can_set_attn_implementation():
-        return "its attention does not go through Transformers' attention interface"
-    kinds = set(getattr(config, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return f"it has layers of kind {', '.join(sorted(kinds))}, and only full attention is cached"
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "use_sliding_window", True) and window < max_tokens:
-        return f"its attention slides over {window} tokens and sessions may have {max_tokens}; only full attention is cached"
-    if getattr(config, "attn_logit_softcapping", None):
-        return "it caps attention logits (attn_logit_softcapping), which scaled-dot-product attention cannot do"
-    longest = getattr(config, "max_position_embeddings", None)
-    if longest and longest < max_tokens:
-        return f"it knows {longest} positions and sessions may have {max_tokens} tokens; lower rollout.max_tokens"
-    return ""
-
-
-def _name(model: PreTrainedModel) -> str:
-    return model.config.name_or_path or type(model).__name__

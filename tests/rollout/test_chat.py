@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import numpy as np
@@ -176,6 +177,38 @@ def test_another_stop_token_takes_the_place_of_the_templates_own() -> None:
     transcript.start([Message("user", "guess")])
     transcript.speak(completion([*chat.encode_action(Action("five"))[:-1], other]), turn=0)
     assert "five<|endoftext|>\n<|im_start|>user" in chat.text.decode(transcript.observe([Message("user", "no")]))
+
+
+def spoken_in(template: str) -> tuple[Chat, Transcript]:
+    tokenizer = copy.copy(tokenizer_of("qwen"))
+    tokenizer.chat_template = template
+    chat = Chat(tokenizer)
+    transcript = chat.transcript()
+    transcript.start([Message("user", "guess")])
+    for turn in range(3):
+        assert chat.parse(speak(transcript, chat, Action("five"), turn=turn)) == Action("five")
+        transcript.observe([Message("user", "no")])
+    return chat, transcript
+
+
+def test_a_line_end_that_the_template_sets_before_the_end_of_turn_belongs_to_what_is_spoken() -> None:
+    chat, transcript = spoken_in(
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + ':' + m.content + '\n<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}"
+    )
+    (sequence,) = transcript.sequences()
+    text = chat.text.decode(sequence.ids.tolist())
+    assert text.count("five\n<|im_end|><|im_start|>user:no") == 2
+    assert sequence.num_sampled == 3 * len(chat.encode_action(Action("five")))
+
+
+def test_a_template_without_an_end_of_turn_token_is_spoken_with_the_tokenizers_own() -> None:
+    chat, transcript = spoken_in(
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    (sequence,) = transcript.sequences()
+    assert chat.text.decode(sequence.ids.tolist()).count("five<|im_end|>\nuser: no") == 2
 
 
 def test_a_silent_model_and_a_silent_environment_still_make_a_prompt() -> None:

@@ -35,7 +35,7 @@ class Chat:
         self.template = Template(tokenizer, path=chat_template)
         self.tool_format = _resolve_format(tool_format, self.template.source)
         self._newlines = "<tool_call>\\n" in self.template.source
-        self.end_id = self._find_end(tokenizer.eos_token_id)
+        self._closing_glue, self.end_id, self.closes_turns = self._find_end(tokenizer.eos_token_id)
         ends = [self.end_id, tokenizer.eos_token_id, *map(self.text.control_id, _KNOWN_ENDS)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in ends if id is not None))
 
@@ -49,7 +49,7 @@ class Chat:
 
     def encode_action(self, action: Action) -> list[int]:
         """The action as the model would say it, end of turn included; for warm starts."""
-        text = self.template.glue + self.write(action)
+        text = self.template.glue + self.write(action) + self._closing_glue
         return [*self.text.encode(text, begins=False), self.end_id]
 
     def write(self, action: Action) -> str:
@@ -60,6 +60,11 @@ class Chat:
     def without_stop(self, ids: Seq[int]) -> Seq[int]:
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
 
+    def without_glue(self, said: str, *, closed: bool) -> str:
+        """The model's words less the whitespace around them that the template sets itself."""
+        words = said.removeprefix(self.template.glue)
+        return words.removesuffix(self._closing_glue) if closed else words
+
     def check_tools(self, tools: Seq[Tool]) -> None:
         """Raises ConfigError where the template would not show the tools to the model."""
         if tools and not self.template.renders_tools:
@@ -68,16 +73,18 @@ class Chat:
                 "them, so the model would never see them; give a template that does with model.chat_template"
             )
 
-    def _find_end(self, eos_id: int | None) -> int:
-        closing = self.text.encode(self.template.closing, begins=False)
-        if closing and self.text.is_control(closing[0]):
-            return closing[0]
+    def _find_end(self, eos_id: int | None) -> tuple[str, int, bool]:
+        """Whitespace before the end of a turn, the id that ends it, and whether that id is the template's own."""
+        closing = self.template.closing.lstrip()
+        ids = self.text.encode(closing, begins=False)
+        if ids and self.text.is_control(ids[0]):
+            return self.template.closing.removesuffix(closing), ids[0], True
         if eos_id is None:
             raise ConfigError(
                 "the chat template ends a turn without a control token, and the tokenizer declares no eos_token: generation could not "
                 "stop; give another template with model.chat_template"
             )
-        return eos_id
+        return "", eos_id, False
 
 
 class Transcript:
@@ -89,9 +96,7 @@ class Transcript:
         self._history: list[Rendered] = []
         self._shaped: list[Rendered] = []  # the history, or the window of it, as the template takes it
         self._tools: list[dict[str, Any]] = []
-        self._prompt = (
-            ""  # the text of the last prompt; the current row's ids stand for it and for what was spoken since
-        )
+        self._prompt = ""  # the text of the last prompt, or of its window
         self._spoken: tuple[int, ...] = ()
         self._rows: list[_Row] = []
 
@@ -115,13 +120,14 @@ class Transcript:
             self._shorten()
         if tools is not None:
             self._offer(tools)
-        glue, said = self._chat.template.glue, self._chat.text.decode_escaped(self._chat.without_stop(self._spoken))
-        self._add({"role": "assistant", "content": said.removeprefix(glue)})
+        words = self._chat.without_stop(self._spoken)
+        said, closed = self._chat.text.decode_escaped(words), len(words) < len(self._spoken)
+        self._add({"role": "assistant", "content": self._chat.without_glue(said, closed=closed)})
         self._hear(messages)
         before, self._prompt = self._prompt + said, self._render()
-        turn = self._rows[-1].turn + 1
-        if self._prompt.startswith(before):
-            self._rows[-1].add_context(self._ids_after(len(before)), turn=turn)
+        added, turn = self._added(before, closed=closed), self._rows[-1].turn + 1
+        if added is not None:
+            self._rows[-1].add_context(added, turn=turn)
         else:
             self._reshape(self._shape)  # the new row needs the whole history, not its window
             self._prompt = self._render()
@@ -136,12 +142,17 @@ class Transcript:
         self._rows.append(_Row())
         self._rows[-1].add_context(self._chat.text.encode(self._prompt, begins=True), turn=turn)
 
-    def _ids_after(self, position: int) -> list[int]:
-        """Closing of the model's turn, observation, opening of the next turn. A turn that the model closed itself is not closed twice."""
-        ids = self._chat.text.encode(self._prompt[position:], begins=False)
-        stops = self._chat.stop_ids
-        closed = bool(self._spoken) and self._spoken[-1] in stops
-        return ids[1:] if closed and ids and ids[0] in stops else ids
+    def _added(self, before: str, *, closed: bool) -> list[int] | None:
+        """What the new prompt adds to `before`: closing of the model's turn, observation, opening of the next. None: it does not extend it.
+
+        A turn that the model closed itself is not closed twice.
+        """
+        if not self._prompt.startswith(before):
+            return None
+        ids = self._chat.text.encode(self._prompt[len(before) :], begins=False)
+        if not closed or not self._chat.closes_turns:
+            return ids
+        return ids[1:] if ids and ids[0] in self._chat.stop_ids else None
 
     def _offer(self, tools: Seq[Tool]) -> None:
         self._chat.check_tools(tools)
@@ -154,8 +165,12 @@ class Transcript:
 
     def _shorten(self) -> None:
         """In a local template a message's text depends on its neighbours and the first message: two more prove the next extension."""
-        self._shaped = [self._shaped[0], *self._shaped[-2:]]
-        self._prompt = self._render()
+        window = [self._shaped[0], *self._shaped[-2:]]
+        try:
+            self._prompt = self._chat.template.render(window, tools=self._tools)
+        except Refused:  # the whole history was taken, its window is not: go on with the whole
+            return
+        self._shaped = window
 
     def _reshape(self, shape: Shape) -> None:
         self._shape, self._shaped = shape, shape.apply(self._history, opening=True)

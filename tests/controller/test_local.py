@@ -55,7 +55,7 @@ def test_one_client_serves_several_environments_and_loops():
 
 
 def test_an_unknown_environment_is_answered_with_the_near_one():
-    with pytest.raises(ConfigError, match="no environment 'fak' here. Did you mean 'fake'"):
+    with pytest.raises(ConfigError, match=r"no environment 'fak' here. Did you mean 'fake'"):
         asyncio.run(client_of().tasks("fak", "train"))
 
 

@@ -79,14 +79,14 @@ def test_installed_packages_offer_environments_by_entry_point(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", lambda group: (point, broken))
     assert names()[3:] == ["broken", "plugged"]
     assert make("plugged").name == "plugged"
-    with pytest.raises(ConfigError, match="'broken' of tests.no_such:Thing cannot be imported"):
+    with pytest.raises(ConfigError, match=r"'broken' of tests.no_such:Thing cannot be imported"):
         make("broken")
 
 
 def test_a_class_that_is_an_environment_already_is_taken_as_it_is():
     fake = make("mine", source="ludus.environments.fake:FakeEnvironment", options={"turns": 2})
     assert (fake.name, fake.max_turns) == ("mine", 2)
-    with pytest.raises(ConfigError, match="no option 'turn'. Did you mean 'turns'"):
+    with pytest.raises(ConfigError, match=r"no option 'turn'. Did you mean 'turns'"):
         make("mine", source="ludus.environments.fake:FakeEnvironment", options={"turn": 2})
 
 

@@ -102,7 +102,7 @@ def test_the_goal_pays_one_and_a_hole_nothing():
 
 def test_the_edge_holds_the_walker_back():
     walker = lake(["SF", "FG"])
-    assert walker.act("up").text == "at 0 0, up wall, down ice, left wall, right ice"
+    assert walker.act("up").text == "at 0 0 up wall down ice left wall right ice"
 
 
 def test_the_solver_goes_around_the_holes():
@@ -173,16 +173,18 @@ def test_only_the_exact_state_is_right():
 
 def test_what_still_differs_is_said_after_every_change():
     session = store({"a": 1, "b": 2}, {"a": 3, "c": 2})
-    assert session.put(key="a", value=3) == "left b none, c 2"
-    assert session.delete(key="x") == "no x. left b none, c 2"
+    assert session.put(key="a", value=3) == "left b to c"
+    assert session.delete(key="x") == "no x. left b to c"
+    assert session.put(key="b", value=5) == "left b none, c=2"
+    assert session.put(key="b", value=2) == "left b to c"
     assert session.move(key="b", to="c") == "left nothing"
-    assert session.show() == "now a 3, c 2"
+    assert session.show() == "now a=3, c=2. left nothing"
 
 
 def test_without_hints_one_has_to_look():
     session = store({"a": 1}, {"a": 3}, hints=False)
     assert session.put(key="a", value=2) == "ok"
-    assert session.show() == "now a 2"
+    assert session.show() == "now a=2"
 
 
 @given(seed=st.integers(0, 10_000), keys=st.integers(1, 13))

@@ -14,7 +14,7 @@ _PATIENCE = 300
 
 
 def draw_tasks(draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str) -> list[dict[str, Any]]:
-    """Distinct tasks of one split. Where `draw` cannot give enough, a sixth of what it can give is for testing."""
+    """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing."""
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
     distinct: dict[str, dict[str, Any]] = {}
     misses = 0
@@ -24,5 +24,5 @@ def draw_tasks(draw: Callable[[random.Random], dict[str, Any]], *, split: str, s
         distinct.setdefault(json.dumps(task, sort_keys=True), task)
         misses = 0 if len(distinct) > known else misses + 1
     tasks = list(distinct.values())
-    num_test = max(1, len(tasks) * NUM_TEST // (NUM_TRAIN + NUM_TEST))
+    num_test = min(NUM_TEST, max(1, len(tasks) // 5))
     return {"test": tasks[:num_test], "train": tasks[num_test:]}.get(split, [])

@@ -75,7 +75,7 @@ class FrozenLake:
     def _look(self) -> str:
         row, column = self.at
         around = [f"{move} {_WORDS[self._cell((row + down, column + right))]}" for move, (down, right) in MOVES.items()]
-        return f"at {row} {column}, {', '.join(around)}"
+        return f"at {row} {column} {' '.join(around)}"
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
         while True:

@@ -19,7 +19,7 @@ class Guess:
         self,
         *,
         numbers: Annotated[int, Field(ge=2)] = 15,
-        largest: Annotated[int, Field(ge=2)] = 24,
+        largest: Annotated[int, Field(ge=2)] = 40,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
         """numbers: candidates at the start; largest: of all tasks; max_turns: 0 is what bisection needs."""
@@ -32,8 +32,7 @@ class Guess:
         return draw_tasks(self._draw, split=split, seed=f"guess {self.numbers} {self.largest}")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.first = self.low, self.high = task["low"], task["high"]
-        self.secret = task["secret"]
+        self.low, self.high, self.secret = task["low"], task["high"], task["secret"]
         return f"{self.low} to {self.high}"
 
     @tool
@@ -53,8 +52,8 @@ class Guess:
         return ToolCall("guess", {"number": (self.low + self.high) // 2})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any number of the task's range, also one already ruled out."""
-        return ToolCall("guess", {"number": rng.randint(*self.first)})
+        """Any number there is, also one that is ruled out."""
+        return ToolCall("guess", {"number": rng.randint(1, self.largest)})
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
         low = rng.randint(1, self.largest - self.numbers + 1)

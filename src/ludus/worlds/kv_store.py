@@ -1,5 +1,7 @@
-"""A key-value store that must be brought into a required state through four tools, then committed.
+"""A key-value store that must be brought into a required state through several tools, then committed.
 
+What still has to change is said after every call (`left c=7, e to d, f none`: set c, rename e, delete f). With `hints` off, the store must
+be looked at with `show` and compared with what is wanted.
 Committing ends the session: 1 if the store is exactly right, else 0. An explicit commit (rather than stopping as soon as the state is
 right) teaches to check before finishing, and makes blind trying worthless.
 """
@@ -30,19 +32,18 @@ class KvStore:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """keys: at the start; changes: to be made; hints: say what still differs; max_turns: 0 is twice what is needed."""
+        """keys: at the start; changes: to be made; hints: say what still differs; max_turns: 0 is two for each change and one to commit."""
         if changes > keys:
             raise ValueError(f"changes is {changes}, above keys {keys}; every change concerns a key of its own")
         self.keys, self.changes, self.hints = keys, changes, hints
-        self.max_turns = max_turns or 2 * (changes + 1)
+        self.max_turns = max_turns or 2 * changes + 1
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         return draw_tasks(self._draw, split=split, seed=f"kv_store {self.keys} {self.changes}")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.store, self.wanted = dict(task["store"]), dict(task["wanted"])
-        told = f"now {written(self.store)}\nwant {written(self.wanted)}"
-        return f"{told}\n{self._left()}" if self.hints else told
+        return f"want {written(self.wanted)}" + (f"\n{self._left()}" if self.hints else "")
 
     @tool
     def put(self, key: str, value: int) -> str:
@@ -69,7 +70,7 @@ class KvStore:
     @tool
     def show(self) -> str:
         """Show the store."""
-        return f"now {written(self.store)}"
+        return f"now {written(self.store)}" + (f". {self._left()}" if self.hints else "")
 
     @tool
     def commit(self) -> Reply:
@@ -78,16 +79,7 @@ class KvStore:
         return Reply("right" if right else "wrong", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """Moves first: they settle two keys at once."""
-        for key, value in sorted(self.store.items()):
-            to = next((k for k, v in sorted(self.wanted.items()) if v == value and k not in self.store), None)
-            if key not in self.wanted and to is not None:
-                return ToolCall("move", {"key": key, "to": to})
-        for key in differences(self.store, self.wanted):
-            if key in self.wanted:
-                return ToolCall("put", {"key": key, "value": self.wanted[key]})
-            return ToolCall("delete", {"key": key})
-        return ToolCall("commit", {})
+        return next(iter(plan(self.store, self.wanted)), ToolCall("commit", {}))
 
     def random_action(self, rng: random.Random) -> ToolCall:
         """Any tool, with keys and values that occur in the task."""
@@ -98,10 +90,7 @@ class KvStore:
         return ToolCall(name, arguments.get(name, {}))
 
     def _left(self) -> str:
-        if not self.hints:
-            return "ok"
-        wrong = differences(self.store, self.wanted)
-        return "left " + (", ".join(f"{key} {self.wanted.get(key, 'none')}" for key in wrong) or "nothing")
+        return f"left {', '.join(map(hint, plan(self.store, self.wanted))) or 'nothing'}" if self.hints else "ok"
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
         names = rng.sample(KEYS[: 2 * self.keys], 2 * self.keys)
@@ -121,9 +110,27 @@ def change(store: Store, kind: str, *, key: str, new: str, rng: random.Random) -
         store[key if kind == "set" else new] = rng.choice([value for value in range(10) if value != old])
 
 
-def differences(store: Store, wanted: Store) -> list[str]:
-    return sorted(key for key in store.keys() | wanted.keys() if store.get(key) != wanted.get(key))
+def plan(store: Store, wanted: Store) -> list[ToolCall]:
+    """The fewest calls that turn `store` into `wanted`, in the order of their keys."""
+    surplus = {key: value for key, value in sorted(store.items()) if key not in wanted}
+    calls: dict[str, ToolCall] = {}
+    for key, value in sorted(wanted.items()):
+        source = next((old for old in surplus if surplus[old] == value), None)
+        if key not in store and source is not None:
+            calls[source] = ToolCall("move", {"key": source, "to": key})
+            del surplus[source]
+        elif store.get(key) != value:
+            calls[key] = ToolCall("put", {"key": key, "value": value})
+    calls |= {key: ToolCall("delete", {"key": key}) for key in surplus}
+    return [calls[key] for key in sorted(calls)]
+
+
+def hint(call: ToolCall) -> str:
+    key = call.arguments["key"]
+    if call.name == "move":
+        return f"{key} to {call.arguments['to']}"
+    return f"{key}={call.arguments['value']}" if call.name == "put" else f"{key} none"
 
 
 def written(store: Store) -> str:
-    return ", ".join(f"{key} {value}" for key, value in sorted(store.items())) or "empty"
+    return ", ".join(f"{key}={value}" for key, value in sorted(store.items())) or "nothing"

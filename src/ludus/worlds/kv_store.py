@@ -79,7 +79,9 @@ class KvStore:
         return Reply("right" if right else "wrong", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        return next(iter(plan(self.store, self.wanted)), ToolCall("commit", {}))
+        """The last thing that is left: it stands nearest to the answer, where even a tiny model looks first."""
+        left = plan(self.store, self.wanted)
+        return left[-1] if left else ToolCall("commit", {})
 
     def random_action(self, rng: random.Random) -> ToolCall:
         """Any tool, with keys and values that occur in the task."""

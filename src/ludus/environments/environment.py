@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from ludus.types import Action, Observation, Task
@@ -28,11 +27,6 @@ class Session(Protocol):
     def close(self) -> Awaitable[None] | None:
         """Frees everything; safe to call twice."""
         ...
-
-
-class SolvableSession(Session, Protocol):
-    solve: Callable[[], Action | Awaitable[Action]] | None
-    random_action: Callable[[random.Random], Action | Awaitable[Action]] | None
 
 
 class Environment(Protocol):

@@ -104,7 +104,8 @@ class Threads:
         self._grown_by = None
         self._begun = deque(call for call in self._begun if not call.claimed)
         late = sum(loop.time() - call.begun_s > _PATIENCE_S for call in self._begun)
-        self._hire(min(late, self.max_threads - self.num_threads))
+        # doubling at most: on a machine that is merely busy, a few late calls must not bring hundreds of threads
+        self._hire(min(late, max(1, self.num_threads), self.max_threads - self.num_threads))
         if self._begun:
             self._grown_by = loop
             loop.call_later(_PATIENCE_S, self._grow, loop)

@@ -25,6 +25,7 @@ class Policies:
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
         model.requires_grad_(False)
+        _align(model)
         serve(model, max_tokens=max_tokens)
         self._models = {CURRENT: model}
         self.dtype, self.device = model.dtype, model.device
@@ -55,24 +56,23 @@ class Policies:
 
     def run(self, planned: Pass, *, uniforms: Sequence[float]) -> list[tuple[int, float]]:
         """Computes the chunks and draws a token, with its logprob, for each that samples; one number in `uniforms` for each of those."""
-        sampling = [chunk for chunk in planned.chunks if chunk.samples]
+        sampling = [chunk.request.sampling for chunk in planned.chunks if chunk.samples]
         pieces = [Piece(chunk.slot, chunk.start, chunk.count) for chunk in planned.chunks]
         layout = Layout(pieces, cache=self.cache, dtype=self.dtype, device=self.device)
         ids = torch.tensor([token for chunk in planned.chunks for token in chunk.ids], device=self.device)
-        keep = torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
+        keep = (
+            None
+            if len(sampling) == len(ids)
+            else torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
+        )
         logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
-        if not sampling:
-            return []
-        temperatures = [chunk.request.sampling.temperature for chunk in sampling]
-        tokens, logprobs = draw(logits, temperatures=temperatures, uniforms=list(uniforms))
-        return list(zip(tokens, logprobs, strict=True))
+        return draw(logits, temperatures=[each.temperature for each in sampling], uniforms=uniforms) if sampling else []
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         packed = torch.tensor(ids, device=self.device)
         layout = Layout([Piece(None, 0, len(ids))], cache=None, dtype=self.dtype, device=self.device)
-        keep = torch.arange(len(ids) - 1, device=self.device)
-        logits = forward(self.model(policy), packed, layout=layout, keep=keep)
-        logprobs = log_softmax(logits, temperatures=[temperature] * len(keep))
+        logits = forward(self.model(policy), packed, layout=layout)[:-1]
+        logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
         scores: list[float] = logprobs.gather(-1, packed[1:, None])[:, 0].tolist()
         return scores
 
@@ -116,6 +116,13 @@ def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(groups.values())
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Weights read from a file lie where the file's header left them, and matrix products on those take half as long again."""
+    for weight in model.parameters():
+        if weight.data_ptr() % 64:
+            weight.data = weight.data.clone()
 
 
 def _last_rows(chunks: Sequence[Chunk]) -> list[int]:

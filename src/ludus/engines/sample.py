@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def draw(logits: Tensor, *, temperatures: list[float], uniforms: list[float]) -> tuple[list[int], list[float]]:
-    """One token and its logprob for each row of `logits` (rows, vocabulary). Temperature 0 is greedy, its logprob that of temperature 1.
+def draw(logits: Tensor, *, temperatures: Sequence[float], uniforms: Sequence[float]) -> list[tuple[int, float]]:
+    """A token and its logprob for each row of `logits` (rows, vocabulary). Temperature 0 is greedy, its logprob that of temperature 1.
 
     Inverse transform sampling: one number a token, where Gumbel noise would need one for each entry of the vocabulary. The sums are
     float64, so that the tail of a large vocabulary keeps its mass. A row with NaN yields a NaN logprob, which the caller must refuse.
@@ -15,18 +17,19 @@ def draw(logits: Tensor, *, temperatures: list[float], uniforms: list[float]) ->
     logprobs = log_softmax(logits, temperatures=temperatures)
     greedy = [temperature == 0 for temperature in temperatures]
     if all(greedy):
-        tokens = logprobs.argmax(-1)
+        tokens = logprobs.argmax(-1, keepdim=True)
     else:
         cumulated = logprobs.exp().cumsum(-1, dtype=torch.float64)
-        aims = torch.tensor(uniforms, dtype=torch.float64, device=logits.device) * cumulated[:, -1]
-        tokens = torch.searchsorted(cumulated, aims[:, None], right=True)[:, 0].clamp(max=logits.shape[-1] - 1)
+        aims = torch.tensor([[u] for u in uniforms], dtype=torch.float64, device=logits.device) * cumulated[:, -1:]
+        tokens = torch.searchsorted(cumulated, aims, right=True).clamp_(max=logits.shape[-1] - 1)
         if any(greedy):
-            tokens = torch.where(torch.tensor(greedy, device=logits.device), logprobs.argmax(-1), tokens)
-    chosen = logprobs.gather(-1, tokens[:, None])[:, 0]
-    return tokens.tolist(), chosen.tolist()
+            best = logprobs.argmax(-1, keepdim=True)
+            tokens = torch.where(torch.tensor(greedy, device=logits.device)[:, None], best, tokens)
+    chosen = logprobs.gather(-1, tokens)
+    return [(token, logprob) for (token,), (logprob,) in zip(tokens.tolist(), chosen.tolist(), strict=True)]
 
 
-def log_softmax(logits: Tensor, *, temperatures: list[float]) -> Tensor:
+def log_softmax(logits: Tensor, *, temperatures: Sequence[float]) -> Tensor:
     logits = logits.float()
     if any(temperature not in (0, 1) for temperature in temperatures):
         logits = (

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -62,26 +61,46 @@ class Shape:
         return cls(layers=config.num_hidden_layers, heads=heads, head_dim=head_dim)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What one attention call reads of the cache: views of keys and values, one for each layer, and an additive mask."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    mask: Tensor | None
+
+
 class KeyValueCache:
     """Keys and values by slot, [layers, slots, heads, length, head_dim]. What was never written is zero, never garbage."""
 
     def __init__(self, shape: Shape, *, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.slots, self.length = (
-            slots,
-            -(-length // 16) * 16,
-        )  # every slot equally aligned: rounding must not depend on the slot
-        size = (shape.layers, slots, shape.heads, self.length, shape.head_dim)
+        length = (
+            -(-length // 16) * 16
+        )  # all slots equally aligned in memory, so that rounding does not depend on the slot
+        size = (shape.layers, slots, shape.heads, length, shape.head_dim)
         self.keys, self.values = (_zeros(size, dtype=dtype, device=device) for _ in range(2))
-        self.call_tokens = CALL_BYTES.get(device.type, CALL_BYTES["cuda"]) // (
-            2 * shape.heads * shape.head_dim * dtype.itemsize
-        )
+        self.first_rows = torch.arange(slots * shape.heads, device=device).view(slots, shape.heads) * length
+        """Of each slot and head, in the flat cache [slots * heads * length, head_dim] of a layer."""
+        self._flat = [x.view(shape.layers, -1, shape.head_dim).unbind(0) for x in (self.keys, self.values)]
+        token_bytes = 2 * shape.heads * shape.head_dim * dtype.itemsize
+        self.call_tokens = CALL_BYTES.get(device.type, CALL_BYTES["cuda"]) // token_bytes
 
-    def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Stores (tokens, heads, head_dim) at the rows `index` (see `Layout`); returns the layer's keys and values by slot."""
-        cached = self.keys[layer], self.values[layer]
-        for old, new in zip(cached, (keys, values), strict=True):
-            old.view(-1, new.shape[-1]).index_copy_(0, index, new.reshape(-1, new.shape[-1]))
-        return cached
+    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
+        """keys, values: (tokens * heads, head_dim), of which number n goes to row rows[n] of the flat cache."""
+        flat_keys, flat_values = self._flat
+        flat_keys[layer].index_copy_(0, rows, keys)
+        flat_values[layer].index_copy_(0, rows, values)
+
+    def seen_by_range(self, r: Range, mask: Tensor | None) -> Seen:
+        """(slots, heads, length, head_dim)"""
+        slots = slice(r.first, r.first + r.num)
+        keys, values = (x[:, slots, :, : r.length].unbind(0) for x in (self.keys, self.values))
+        return Seen(keys, values, mask)
+
+    def seen_by_piece(self, piece: Piece, mask: Tensor) -> Seen:
+        """(heads, length, head_dim)"""
+        keys, values = (x[:, piece.slot, :, : piece.end].unbind(0) for x in (self.keys, self.values))
+        return Seen(keys, values, mask)
 
     def copy(self, source: int, *, target: int, count: int) -> None:
         for cached in (self.keys, self.values):
@@ -113,58 +132,59 @@ class Layout:
         self.cache, self._dtype, self._device = cache, dtype, device
         prompts = (i for i, piece in enumerate(pieces) if piece.count > 1 or piece.slot is None)
         self.num_decode = next(prompts, len(pieces))
-        decode, self.prefill = pieces[: self.num_decode], pieces[self.num_decode :]
-        self.prefill_masks = [self._causal(piece) for piece in self.prefill]
-        self.ranges: list[Range] = []
+        decode, prefill = pieces[: self.num_decode], pieces[self.num_decode :]
+        self.positions, self.rows = self._places(pieces, one_token_each=not prefill)
+        self.prefill = [(piece, self._seen_by_piece(piece)) for piece in prefill]
+        self.decode: list[tuple[int, Seen]] = []
         self.spread: Tensor | None = None
         self.gather: Tensor | None = None
         if decode:
-            assert cache is not None, "a piece with a slot needs a cache"
-            self.ranges = cover([(piece.slot or 0, piece.end) for piece in decode], call_tokens=cache.call_tokens)
-            self._fill_holes(decode)
-        self.range_masks = self._range_masks(decode)
-        self.positions, self.write_index = self._indices(pieces)
+            self._see(decode)
 
-    def _indices(self, pieces: Sequence[Piece]) -> tuple[Tensor, Tensor]:
-        """Position of each token, and for each token and head its row of the flat cache [slots * heads * length, head_dim]."""
-        starts, counts = np.array([(piece.start, piece.count) for piece in pieces]).T
-        positions = np.repeat(starts - counts.cumsum() + counts, counts) + np.arange(counts.sum())
+    def _places(self, pieces: Sequence[Piece], *, one_token_each: bool) -> tuple[Tensor, Tensor]:
+        """Position of each token, (tokens,), and rows of the flat cache for each token and head, (tokens * heads,)."""
+        positions = self._tensor([piece.start for piece in pieces])
+        slots = self._tensor([piece.slot or 0 for piece in pieces])
+        if not one_token_each:
+            counts = self._tensor([piece.count for piece in pieces])
+            positions = (positions + counts - counts.cumsum(0)).repeat_interleave(counts)
+            positions += torch.arange(len(positions), device=self._device)
+            slots = slots.repeat_interleave(counts)
         if self.cache is None:
-            return self._tensor(positions), torch.empty(0)
-        heads, length = self.cache.keys.shape[2], self.cache.length
-        slots = np.repeat(np.array([piece.slot for piece in pieces]), counts)
-        rows = (slots[:, None] * heads + np.arange(heads)) * length + positions[:, None]
-        return self._tensor(positions), self._tensor(rows.ravel())
+            return positions, positions
+        return positions, (self.cache.first_rows[slots] + positions[:, None]).flatten()
 
-    def _fill_holes(self, decode: Sequence[Piece]) -> None:
-        """Where ranges have holes: the token that stands in for each of their slots, and where each token's own output is."""
-        covered = [slot for r in self.ranges for slot in range(r.first, r.first + r.num)]
-        if len(covered) == len(decode):
-            return
-        token_of = {piece.slot: i for i, piece in enumerate(decode)}
-        self.spread = self._tensor(np.array([token_of.get(slot, 0) for slot in covered]))
-        self.gather = self._tensor(np.array([i for i, slot in enumerate(covered) if slot in token_of]))
+    def _see(self, decode: Sequence[Piece]) -> None:
+        """Cuts the decoding slots into ranges. Where those have holes, `spread` names the token that stands in for each slot of the
+        ranges, and `gather` where each token's own output is."""
+        assert self.cache is not None, "a piece with a slot needs a cache"
+        end_of = {piece.slot or 0: piece.end for piece in decode}
+        ranges = cover(end_of.items(), call_tokens=self.cache.call_tokens)
+        covered = [range(r.first, r.first + r.num) for r in ranges]
+        for r, slots in zip(ranges, covered, strict=True):
+            ends = [end_of.get(slot, 1) for slot in slots]
+            mask = None if min(ends) == r.length else self._hide(r.length, ends)[:, None, None]
+            self.decode.append((r.num, self.cache.seen_by_range(r, mask)))
+        if sum(map(len, covered)) > len(decode):
+            token_of = {piece.slot: i for i, piece in enumerate(decode)}
+            every = [slot for slots in covered for slot in slots]
+            self.spread = self._tensor([token_of.get(slot, 0) for slot in every])
+            self.gather = self._tensor([i for i, slot in enumerate(every) if slot in token_of])
 
-    def _range_masks(self, decode: Sequence[Piece]) -> list[Tensor | None]:
-        end_of = {piece.slot: piece.end for piece in decode}
-        masks: list[Tensor | None] = []
-        for r in self.ranges:
-            ends = np.array([end_of.get(slot, 1) for slot in range(r.first, r.first + r.num)])
-            hidden = np.arange(r.length) >= ends[:, None]
-            masks.append(self._additive(hidden)[:, None, None] if hidden.any() else None)
-        return masks
-
-    def _causal(self, piece: Piece) -> Tensor | None:
+    def _seen_by_piece(self, piece: Piece) -> Seen | None:
+        """None: everything the piece sees is in this pass."""
         if piece.start == 0:
             return None
-        return self._additive(np.arange(piece.end) > np.arange(piece.start, piece.end)[:, None])
+        assert self.cache is not None, "what precedes a piece is in its slot"
+        return self.cache.seen_by_piece(piece, self._hide(piece.end, range(piece.start + 1, piece.end + 1)))
 
-    def _additive(self, hidden: np.ndarray) -> Tensor:
-        mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
-        return mask.masked_fill_(self._tensor(hidden), -math.inf)
+    def _hide(self, length: int, ends: Sequence[int]) -> Tensor:
+        """An additive mask (len(ends), length) that hides what lies at or beyond each end."""
+        hidden = torch.arange(length, device=self._device) >= self._tensor(ends)[:, None]
+        return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -math.inf)
 
-    def _tensor(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
+    def _tensor(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, device=self._device)
 
 
 def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Range]:
@@ -190,42 +210,41 @@ def attend(
     *,
     scaling: float,
     layout: Layout,
-    **_: Any,
+    **unused: Any,
 ) -> tuple[Tensor, None]:
     """query: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim). The names and order of the arguments are Transformers'."""
-    query = query[0].transpose(0, 1).unflatten(1, (key.shape[1], -1))  # (tokens, heads, query heads of each, head_dim)
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)  # (tokens, heads, head_dim)
-    outputs = []
+    heads, num, head_dim = key.shape[1:]
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    query = query.transpose(1, 2).reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
+    key, value = key.transpose(1, 2).reshape(-1, head_dim), value.transpose(1, 2).reshape(-1, head_dim)
     if layout.cache is not None:
-        keys, values = layout.cache.write(int(module.layer_idx), layout.write_index, key, value)  # type: ignore[arg-type]
-    if layout.num_decode:
-        outputs.append(_decode(query[: layout.num_decode], keys, values, scaling=scaling, layout=layout))
+        layout.cache.write(layer, layout.rows, key, value)
+    if not layout.prefill:
+        return _decode(query, layer=layer, scaling=scaling, layout=layout).reshape(1, num, -1, head_dim), None
+    key, value = key.view(num, heads, head_dim), value.view(num, heads, head_dim)
+    outputs = (
+        [_decode(query[: layout.num_decode], layer=layer, scaling=scaling, layout=layout)] if layout.decode else []
+    )
     first = layout.num_decode
-    for piece, mask in zip(layout.prefill, layout.prefill_masks, strict=True):
+    for piece, seen in layout.prefill:
         rows = slice(first, first := first + piece.count)
-        if piece.start == 0:  # everything it sees is in this pass
-            seen = key[rows].transpose(0, 1), value[rows].transpose(0, 1)
+        if seen is None:
+            keys, values, mask = key[rows].transpose(0, 1), value[rows].transpose(0, 1), None
         else:
-            seen = keys[piece.slot, :, : piece.end], values[piece.slot, :, : piece.end]
-        outputs.append(_prefill(query[rows], *seen, mask=mask, scaling=scaling))
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-    return output.flatten(1, 2)[None], None
+            keys, values, mask = seen.keys[layer], seen.values[layer], seen.mask
+        outputs.append(_prefill(query[rows], keys, values, mask=mask, scaling=scaling))
+    return torch.cat(outputs).reshape(1, num, -1, head_dim), None
 
 
-def _decode(query: Tensor, keys: Tensor, values: Tensor, *, scaling: float, layout: Layout) -> Tensor:
+def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Tensor:
     """The query heads that share keys are the rows of one product: nothing is repeated, nothing is copied."""
     if layout.spread is not None:
         query = query.index_select(0, layout.spread)
-    outputs, row = [], 0
-    for r, mask in zip(layout.ranges, layout.range_masks, strict=True):
-        slots = slice(r.first, r.first + r.num)
-        seen_keys, seen_values = keys[slots, :, : r.length], values[slots, :, : r.length]
-        outputs.append(
-            F.scaled_dot_product_attention(
-                query[row : row + r.num], seen_keys, seen_values, attn_mask=mask, scale=scaling
-            )
-        )
-        row += r.num
+    queries = query.split([num for num, _ in layout.decode]) if len(layout.decode) > 1 else [query]
+    outputs = [
+        F.scaled_dot_product_attention(q, seen.keys[layer], seen.values[layer], attn_mask=seen.mask, scale=scaling)
+        for q, (_, seen) in zip(queries, layout.decode, strict=True)
+    ]
     output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return output if layout.gather is None else output.index_select(0, layout.gather)
 
@@ -238,6 +257,5 @@ def _prefill(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
     return output.permute(2, 0, 1, 3)
 
 
-AttentionInterface.register(
-    NAME, attend
-)  # no mask function beside it: Transformers then makes no mask, which is what `attend` expects
+# No mask function beside it: Transformers then makes no mask, which is what `attend` expects.
+AttentionInterface.register(NAME, attend)

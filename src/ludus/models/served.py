@@ -10,10 +10,14 @@ from ludus.errors import ConfigError, border
 from ludus.models.cached_attention import NAME, KeyValueCache, Layout, Piece, Shape
 
 
-def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor) -> Tensor:
-    """Logits (len(keep), vocabulary) of the packed tokens `ids` at the rows `keep`."""
+def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor | None = None) -> Tensor:
+    """Logits (len(keep), vocabulary) of the packed tokens `ids` at the rows `keep`; None: at all rows."""
     output = model(
-        input_ids=ids[None], position_ids=layout.positions[None], use_cache=False, logits_to_keep=keep, layout=layout
+        input_ids=ids[None],
+        position_ids=layout.positions[None],
+        use_cache=False,
+        logits_to_keep=0 if keep is None else keep,
+        layout=layout,
     )
     logits: Tensor = output.logits[0]
     return logits
@@ -49,9 +53,7 @@ def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
     logits, start = [], 0
     for count in (3, 2, *[1] * (len(ids) - 5)):
         layout = Layout([Piece(0, start, count)], cache=cache, dtype=model.dtype, device=model.device)
-        logits.append(
-            forward(model, ids[start : start + count], layout=layout, keep=torch.arange(count, device=ids.device))
-        )
+        logits.append(forward(model, ids[start : start + count], layout=layout))
         start += count
     return torch.cat(logits).float()
 

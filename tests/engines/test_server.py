@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from ludus.config import EngineConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineFailed
@@ -90,7 +89,7 @@ class Endpoint:
 async def served(**options: Any) -> AsyncIterator[tuple[ServerEngine, EmbeddedEngine, Endpoint]]:
     async with embedded(small_llama()) as behind:
         endpoint = Endpoint(behind, **options)
-        engine = ServerEngine(EngineConfig(kind="server", url=endpoint.url, max_running=4), version=3)
+        engine = ServerEngine(endpoint.url, max_running=4, version=3)
         try:
             yield engine, behind, endpoint
         finally:
@@ -182,7 +181,7 @@ def test_a_server_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setattr("ludus.engines.server.BACKOFF_S", 0.001)
 
     async def main():
-        engine = ServerEngine(EngineConfig(kind="server", url="http://127.0.0.1:9/v1"))
+        engine = ServerEngine("http://127.0.0.1:9/v1")
         with pytest.raises(EngineFailed, match=r"127\.0\.0\.1:9.* is the server up, and engine.url right"):
             await engine.generate([1], sampling=tokens(1), session_id="a")
         await engine.close()

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 
-from ludus.config import EngineConfig
 from ludus.engines.engine import Capabilities
 from ludus.errors import EngineFailed, describe
 from ludus.types import CURRENT, Completion, Sampling
@@ -28,19 +27,21 @@ PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "fr
 
 
 class ServerEngine:
-    """Speaks as the one model that `config.url` serves. Its weights are the server's: `version` is what the caller knows them to be."""
+    """Speaks as `model` of the server at `url`, or, if that is empty, as the only one it serves.
+
+    The weights are the server's: `version` is what the caller knows them to be. At most `max_running` requests are under way at a time.
+    """
 
     capabilities = Capabilities(policies=False, load=False, score=True)
 
-    def __init__(self, config: EngineConfig, *, version: int = 0, timeout_s: float = 600.0) -> None:
-        self._url, self._version = config.url.rstrip("/"), version
+    def __init__(
+        self, url: str, *, model: str = "", max_running: int = 64, version: int = 0, timeout_s: float = 600.0
+    ) -> None:
+        self._url, self._model, self._version = url.rstrip("/"), model, version
         self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(
-                timeout_s, connect=10.0, pool=None
-            ),  # beyond max_running, requests wait for a connection
-            limits=httpx.Limits(max_connections=config.max_running, max_keepalive_connections=config.max_running),
+            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),  # who finds no connection free waits for one
+            limits=httpx.Limits(max_connections=max_running, max_keepalive_connections=max_running),
         )
-        self._model = ""
 
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
@@ -127,7 +128,7 @@ class ServerEngine:
             listed = (await self._request("GET", "/models")).get("data") or []
             if len(listed) != 1:
                 names = ", ".join(str(entry.get("id")) for entry in listed) or "nothing"
-                raise EngineFailed(f"the server at {self._url} serves {names}; expected exactly one model")
+                raise EngineFailed(f"the server at {self._url} serves {names}; expected one model, or to be told which")
             self._model = str(listed[0]["id"])
         return self._model
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.engines.noise import noise
 
 
+@settings(deadline=None)
 @given(seed=st.integers(-(2**63), 2**64 - 1), start=st.integers(0, 10**6), skip=st.integers(0, 50))
 def test_noise_depends_on_seed_and_position_alone(seed: int, start: int, skip: int):
     block = noise(seed, start=start, count=60)

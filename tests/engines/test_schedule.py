@@ -15,8 +15,8 @@ from ludus.types import Completion, Sampling
 
 
 def make_schedule(**changes: int | bool) -> Schedule:
-    settings: dict = {"num_slots": 4, "slot_tokens": 64, "max_running": 3, "prefill_tokens": 8, **changes}
-    schedule = Schedule(**settings)
+    sizes: dict = {"num_slots": 4, "slot_tokens": 64, "max_running": 3, "prefill_tokens": 8, **changes}
+    schedule = Schedule(**sizes)
     schedule.loaded("current", version=0)
     return schedule
 
@@ -258,6 +258,7 @@ def test_deterministic_passes_hold_one_sequence_and_reuse_nothing():
     assert machine.num_computed == 3 * 41 + 43
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), max_size=30), st.lists(st.integers(0, 2), max_size=30))
 def test_the_common_prefix_is_the_longest(a: list[int], b: list[int]):
     expected = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -85,6 +85,7 @@ def test_sequences_packed_in_any_pieces_over_any_slots_equal_plain_forwards(pair
             assert (torch.cat(logits[slot]) - expected).abs().max() < 1e-4
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.integers(0, 60), st.integers(1, 500), min_size=1, max_size=30),
     st.integers(0, 1000),

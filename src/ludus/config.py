@@ -141,6 +141,8 @@ class AlgorithmConfig(Section):
 class TrainerConfig(Section):
     lr: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
+    decay: Literal["none", "cosine"] = "none"
+    """cosine: the learning rate falls to 0 over pipeline.steps."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)

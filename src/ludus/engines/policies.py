@@ -25,7 +25,6 @@ class Policies:
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
         model.requires_grad_(False)
-        _align(model)
         serve(model, max_tokens=max_tokens)
         self._models = {CURRENT: model}
         self.dtype, self.device = model.dtype, model.device
@@ -116,13 +115,6 @@ def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(groups.values())
-
-
-def _align(model: PreTrainedModel) -> None:
-    """Weights read from a file lie where the file's header left them, and matrix products on those take half as long again."""
-    for weight in model.parameters():
-        if weight.data_ptr() % 64:
-            weight.data = weight.data.clone()
 
 
 def _last_rows(chunks: Sequence[Chunk]) -> list[int]:

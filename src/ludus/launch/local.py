@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ from ludus.store.recorder import Listener, Recorder
 from ludus.store.report import write_report
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import latest_checkpoint
+from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
 from ludus.trainer.trainer import Trainer
 from ludus.weights.memory import MemoryChannel
 
+SWITCH_INTERVAL_S = 2e-4
 EVALUATION = "evaluation"
 """The policy that held-out tasks are played with: a snapshot of one version, so that a result is about that version alone."""
 
@@ -40,6 +43,8 @@ async def train(
             f"engine.kind is {config.engine.kind!r}, which cannot load new weights yet; training needs 'embedded'. "
             "`ludus eval` works with a server"
         )
+    # Engine, trainer and sessions are threads of one interpreter. The default 5 ms lets a busy one keep the others from launching work.
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     checkpoint = _newest_checkpoint(config) if resume else None
     folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
     store = config.store
@@ -66,9 +71,11 @@ class _Training:
             config=self.config.trainer,
             temperature=self.config.rollout.temperature,
             channel=self.channel,
+            schedule=_schedule(self.config),
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
         self.resumed = False
+        self.last_report: dict[str, Any] | None = None
 
     @classmethod
     async def start(cls, parts: Parts, *, recorder: Recorder, checkpoint: Path | None) -> _Training:
@@ -117,18 +124,28 @@ class _Training:
         return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
 
     async def evaluate(self, version: int) -> dict[str, Any]:
+        if self.last_report is not None and self.last_report["version"] == version:
+            return self.last_report
         await self.engine.load(version, policy=EVALUATION)
         arena = make_arena(
             self.parts,
             PolicySpeaker(self.engine, policy=EVALUATION),
             temperature=self.config.evaluation.temperature,
         )
-        return await evaluate_policy(self.parts, arena, recorder=self.recorder, version=version)
+        self.last_report = await evaluate_policy(self.parts, arena, recorder=self.recorder, version=version)
+        return self.last_report
 
     def checkpoint(self, state: dict[str, Any]) -> None:
         self.trainer.save(
             self.recorder.folder.path, state={"loop": state}, files={}, keep=self.config.store.keep_checkpoints
         )
+
+
+def _schedule(config: RunConfig) -> Schedule:
+    trainer = config.trainer
+    if trainer.decay == "cosine":
+        return warmup_cosine(trainer.lr, warmup_steps=trainer.warmup_steps, steps=config.pipeline.steps)
+    return warmup(trainer.lr, steps=trainer.warmup_steps)
 
 
 def _newest_checkpoint(config: RunConfig) -> Path:

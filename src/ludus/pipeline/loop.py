@@ -56,7 +56,7 @@ class Trainer(Protocol):
     def logprobs(self, ids: Sequence[int]) -> list[float]: ...
 
 
-Evaluate = Callable[[int], Awaitable[None]]
+Evaluate = Callable[[int], Awaitable[object]]
 """Plays the held-out tasks with the published version and records the result; runs beside training."""
 Checkpoint = Callable[[dict[str, Any]], None]
 """Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
@@ -290,7 +290,7 @@ class Loop:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
 
 
-async def _awaited(work: Awaitable[None]) -> None:
+async def _awaited(work: Awaitable[object]) -> None:
     await work
 
 

@@ -18,14 +18,16 @@ class Guess:
     def __init__(
         self,
         *,
-        numbers: Annotated[int, Field(ge=2)] = 15,
-        largest: Annotated[int, Field(ge=2)] = 40,
+        numbers: Annotated[int, Field(ge=2)] = 9,
+        largest: Annotated[int, Field(ge=2)] = 20,
+        hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: candidates at the start; largest: of all tasks; max_turns: 0 is what bisection needs."""
+        """numbers: candidates at the start, at most; largest: of all tasks; hints: list the candidates, not only the first and the last;
+        max_turns: 0 is what bisection needs."""
         if largest < numbers:
             raise ValueError(f"largest is {largest}, below numbers {numbers}")
-        self.numbers, self.largest = numbers, largest
+        self.numbers, self.largest, self.hints = numbers, largest, hints
         self.max_turns = max_turns or numbers.bit_length()
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
@@ -33,7 +35,7 @@ class Guess:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.low, self.high, self.secret = task["low"], task["high"], task["secret"]
-        return f"{self.low} to {self.high}"
+        return self._left()
 
     @tool
     def guess(self, number: int) -> Reply:
@@ -46,7 +48,7 @@ class Guess:
         else:
             self.high = min(self.high, number - 1)
             word = "lower"
-        return Reply(f"{word}. {self.low} to {self.high}")
+        return Reply(f"{word}, {self._left()}")
 
     def solve(self) -> ToolCall:
         return ToolCall("guess", {"number": (self.low + self.high) // 2})
@@ -55,6 +57,13 @@ class Guess:
         """Any number there is, also one that is ruled out."""
         return ToolCall("guess", {"number": rng.randint(1, self.largest)})
 
+    def _left(self) -> str:
+        if self.hints:
+            return f"left {' '.join(map(str, range(self.low, self.high + 1)))}"
+        return f"left {self.low} to {self.high}"
+
     def _draw(self, rng: random.Random) -> dict[str, Any]:
-        low = rng.randint(1, self.largest - self.numbers + 1)
-        return {"low": low, "high": low + self.numbers - 1, "secret": rng.randint(low, low + self.numbers - 1)}
+        candidates = rng.randint(max(2, 2 * self.numbers // 3), self.numbers)
+        low = rng.randint(1, self.largest - candidates + 1)
+        high = low + candidates - 1
+        return {"low": low, "high": high, "secret": rng.randint(low, high)}

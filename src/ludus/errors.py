@@ -68,6 +68,14 @@ def border(failure: type[LudusError], where: str) -> Iterator[None]:
         raise failure(f"{where}: {describe(error)}") from error
 
 
+def first_fault(faults: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one that was first in a group, however deep: what a user should read."""
+    fault: BaseException = faults
+    while isinstance(fault, BaseExceptionGroup):
+        fault = fault.exceptions[0]
+    return fault
+
+
 def describe(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text[:500]}" if text else type(error).__name__

@@ -23,6 +23,8 @@ from ludus.types import Action, Observation, Task
 T = TypeVar("T")
 CLOSE_S = 5.0
 """How long `close` waits for an author's own close."""
+LINGER_S = 0.5
+"""How long the end waits for calls whose callers were cancelled; one that hangs is left behind."""
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +73,7 @@ class Host:
 
     async def close(self) -> None:
         await asyncio.gather(*(session.close() for session in list(self._live)))
+        await self._threads.settled(patience_s=LINGER_S)
         self._threads.close()
 
     def forget(self, session: HostedSession) -> None:

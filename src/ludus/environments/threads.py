@@ -44,7 +44,7 @@ class Call:
         self.begun_s = self.loop.time()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.afterwards: Callable[[Any], object] | None = None
-        """Given the result, or None where the call raised; runs only after a call that was written off."""
+        """Given the result, or None where the call raised; runs only where the caller was cancelled and the call ran all the same."""
         self.returned = False
         self.written_off = False
         self._claim = [True]
@@ -73,6 +73,8 @@ class Threads:
         self._outbox: deque[tuple[Call, Any]] = deque()
         self._drained_by: asyncio.AbstractEventLoop | None = None
         self._begun: deque[Call] = deque()
+        self._lingering: set[Call] = set()
+        """Calls whose callers are gone, and the calls that free what those held."""
         self._grown_by: asyncio.AbstractEventLoop | None = None
 
     def begin(self, function: Callable[[], Any]) -> Call:
@@ -93,6 +95,13 @@ class Threads:
         except asyncio.CancelledError:
             self._give_up(call)
             raise
+
+    async def settled(self, *, patience_s: float) -> None:
+        """Waits for what cancelled callers left behind: a session must not stay open because the loop ended a moment too early."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + patience_s
+        while self._lingering and loop.time() < give_up_s:
+            await asyncio.sleep(0.002)
 
     def close(self) -> None:
         """Threads end when they are through with what was begun."""
@@ -116,9 +125,14 @@ class Threads:
             self.num_threads += 1
 
     def _give_up(self, call: Call) -> None:
-        if call.claim() or call.returned:
+        if call.claim():
+            return
+        if call.returned:
+            if not call.future.cancelled():  # the result was on its way, and now nobody takes it
+                self._free(call, call.future.result())
             return
         call.written_off = True
+        self._lingering.add(call)
         self.num_threads -= 1
 
     def _work(self) -> None:
@@ -143,16 +157,24 @@ class Threads:
 
     def _settle(self, call: Call, outcome: Any) -> None:
         call.returned = True
+        self._lingering.discard(call)
         if call.written_off:
             self.num_threads += 1
-            if (afterwards := call.afterwards) is not None:
-                result = None if isinstance(outcome, Raised) else outcome
-                self._inbox.put(Call(lambda: afterwards(result)))
+            self._free(call, outcome)
             if self.num_threads > self.max_threads:
                 self._inbox.put(None)
                 self.num_threads -= 1
-        elif not call.future.done():
+        elif call.future.cancelled():  # its caller is gone, and has not been told yet
+            self._free(call, outcome)
+        else:
             call.future.set_result(outcome)
+
+    def _free(self, call: Call, outcome: Any) -> None:
+        if (afterwards := call.afterwards) is not None:
+            result = None if isinstance(outcome, Raised) else outcome
+            freeing = Call(lambda: afterwards(result))
+            self._lingering.add(freeing)
+            self._inbox.put(freeing)
 
 
 def _outcome(function: Callable[[], Any]) -> Any:

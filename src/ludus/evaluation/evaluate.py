@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ludus.errors import first_fault
 from ludus.evaluation.statistics import EnvironmentResult, mean_success, summarise
 from ludus.rollout.arena import Arena
 from ludus.rollout.play import Attempt, play
@@ -41,8 +42,11 @@ async def evaluate(
             on_trajectory(trajectory)
         return trajectory
 
-    async with asyncio.TaskGroup() as playing:
-        running = [playing.create_task(one(task, index)) for task in tasks for index in range(attempts)]
+    try:
+        async with asyncio.TaskGroup() as playing:
+            running = [playing.create_task(one(task, index)) for task in tasks for index in range(attempts)]
+    except BaseExceptionGroup as faults:
+        raise first_fault(faults) from faults
     return summarise([attempt.result() for attempt in running])
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
-from ludus.launch.parts import Parts, make_arena, make_parts
+from ludus.launch.parts import Parts, beginning, make_arena, make_parts
 from ludus.models.save import save_model
 from ludus.rollout.arena import Arena
 from ludus.rollout.chat import Chat
@@ -30,7 +30,8 @@ async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[
     with Recorder(
         folder, tensorboard=config.store.tensorboard, trajectories=config.store.trajectories, listeners=listeners
     ) as recorder:
-        parts = await make_parts(config, folder=folder.path)
+        with beginning(folder):
+            parts = await make_parts(config, folder=folder.path)
         try:
             trajectories = _wanted(await _trajectories(parts, recorder), config)
         finally:
@@ -56,9 +57,11 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
     least = config.sft.min_reward
     wanted = [t for t in trajectories if t.stop.scored and (least is None or t.reward >= least)]
     if not wanted:
+        causes = [trajectory.failure for trajectory in trajectories if trajectory.failure]
         raise ConfigError(
             f"nothing to clone: of {len(trajectories)} trajectories none was scored"
             + ("" if least is None else f" with a reward of at least {least:g} (sft.min_reward)")
+            + (f". The latest failure was: {causes[-1]}" if causes else "")
         )
     return wanted
 

@@ -10,7 +10,7 @@ from ludus.engines.engine import Engine
 from ludus.engines.server import ServerEngine
 from ludus.errors import ConfigError
 from ludus.evaluation.evaluate import evaluate, to_report
-from ludus.launch.parts import Parts, make_arena, make_embedded_engine, make_parts
+from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.rollout.arena import Arena
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Listener, Recorder
@@ -53,8 +53,9 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
     """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own."""
     folder = RunFolder.create(config)
     with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
-        parts = await make_parts(config, folder=folder.path)
-        engine = _engine(parts)
+        with beginning(folder):
+            parts = await make_parts(config, folder=folder.path)
+            engine = _engine(parts)
         try:
             arena = make_arena(parts, PolicySpeaker(engine), temperature=config.evaluation.temperature)
             return await evaluate_policy(parts, arena, recorder=recorder, version=0)

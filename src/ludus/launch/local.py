@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ludus.algorithms import make_algorithm
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy
-from ludus.launch.parts import Parts, make_arena, make_embedded_engine, make_parts, probe_prompt
+from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
@@ -51,13 +52,14 @@ async def train(
     with Recorder(
         folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
     ) as recorder:
-        parts = await make_parts(config, folder=folder.path)
-        training = await _Training.start(parts, recorder=recorder, checkpoint=checkpoint)
-        try:
+        async with AsyncExitStack() as closing:
+            with beginning(folder):
+                parts = await make_parts(config, folder=folder.path)
+                closing.push_async_callback(parts.client.close)
+                training = _Training(parts, recorder=recorder)
+                closing.push_async_callback(training.engine.close)
+                await training.prepare(checkpoint)
             return await training.run(on_loop)
-        finally:
-            await training.engine.close()
-            await parts.client.close()
 
 
 class _Training:
@@ -77,9 +79,9 @@ class _Training:
         self.resumed = False
         self.last_report: dict[str, Any] | None = None
 
-    @classmethod
-    async def start(cls, parts: Parts, *, recorder: Recorder, checkpoint: Path | None) -> _Training:
-        self = cls(parts, recorder=recorder)
+    async def prepare(self, checkpoint: Path | None) -> None:
+        """Engine and trainer at the same version, and the loop where the checkpoint left it."""
+        parts = self.parts
         state = self.trainer.restore(checkpoint).state if checkpoint else None
         version = self.trainer.publish()
         await self.engine.load(version)
@@ -92,8 +94,8 @@ class _Training:
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
-            recorder=recorder,
-            probe_ids=await probe_prompt(parts, next(iter(tasks.values()))[0]),
+            recorder=self.recorder,
+            probe_ids=parts.probe_ids,
             probe_tolerance=parts.probe_tolerance,
             evaluate=self.evaluate,
             checkpoint=self.checkpoint,
@@ -101,7 +103,6 @@ class _Training:
         if state is not None:
             self.loop.restore(state["loop"])
             self.resumed = True
-        return self
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +17,23 @@ from ludus.controller.local import LocalClient
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.environments import registry
 from ludus.environments.environment import Environment
-from ludus.errors import ConfigError, LudusError
+from ludus.environments.host import HostedSession
+from ludus.errors import ConfigError, EnvironmentFailed, LudusError, describe
 from ludus.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from ludus.models.tiny import make_tiny
 from ludus.rollout import tool_calls
 from ludus.rollout.arena import Arena, limits_from
 from ludus.rollout.chat import Chat
 from ludus.rollout.speaker import Speaker
+from ludus.store.run_folder import RunFolder
 from ludus.types import Observation, Task
 from ludus.weights.channel import Channel
 
 CORPUS_SESSIONS = 24
 """Sessions per environment whose text the tokenizer of `tiny` is trained on."""
+CORPUS_S = 20.0
+"""A session that takes longer has said enough."""
+START_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,8 @@ class Parts:
     model_folder: str
     device: torch.device
     dtype: torch.dtype
+    probe_ids: list[int]
+    """A real first prompt, long enough to go through every layer's attention."""
 
     def load_model(self) -> PreTrainedModel:
         return load_model(self.model_folder, device=self.device, dtype=self.dtype)
@@ -73,7 +82,22 @@ async def make_parts(config: RunConfig, *, folder: Path) -> Parts:
     tokenizer = load_tokenizer(model_folder)
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
     dtype = resolve_dtype(config.model.dtype, device=device)
-    return Parts(config, environments, client, tokenizer, chat, model_folder, device, dtype)
+    first = [await _first_observation(client, name, limit_s=config.rollout.turn_timeout_s) for name in environments]
+    for observation in first:
+        chat.check_tools(observation.tools or ())
+    probe_ids = chat.transcript().start(first[0].messages, first[0].tools or ())
+    return Parts(config, environments, client, tokenizer, chat, model_folder, device, dtype, probe_ids)
+
+
+@contextmanager
+def beginning(folder: RunFolder) -> Iterator[None]:
+    """A new run that fails before it has begun leaves its name free for the next try."""
+    try:
+        yield
+    except BaseException:
+        if folder.resumed_at is None:
+            folder.config_file.unlink(missing_ok=True)
+        raise
 
 
 def make_environments(config: RunConfig) -> dict[str, Environment]:
@@ -98,12 +122,29 @@ def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
     )
 
 
-async def probe_prompt(parts: Parts, task: Task) -> list[int]:
-    """A real first prompt, long enough to go through every layer's attention."""
-    session = await parts.client.open(task, seed=0)
+async def _first_observation(client: LocalClient, name: str, *, limit_s: float) -> Observation:
+    """What the environment says first, in one of several tries: one bad session must not keep a run from starting."""
+    tasks = await client.tasks(name, "train")
+    if not tasks:
+        raise ConfigError(f"environment {name!r} has no tasks in its train split; nothing could be drawn from it")
+    cause = ""
+    for number in range(START_TRIES):
+        try:
+            async with asyncio.timeout(limit_s), opened(client, tasks[number % len(tasks)], seed=number) as session:
+                return await session.start()
+        except (EnvironmentFailed, TimeoutError) as error:
+            cause = describe(error)
+    raise EnvironmentFailed(
+        f"environment {name!r} could not be started in {START_TRIES} tries; the latest cause was: {cause}. "
+        f"`ludus env check {name}` plays it without a model."
+    )
+
+
+@asynccontextmanager
+async def opened(client: LocalClient, task: Task, *, seed: int) -> AsyncIterator[HostedSession]:
+    session = await client.open(task, seed=seed)
     try:
-        observation = await session.start()
-        return parts.chat.transcript().start(observation.messages, observation.tools or ())
+        yield session
     finally:
         await session.close()
 
@@ -111,27 +152,29 @@ async def probe_prompt(parts: Parts, task: Task) -> list[int]:
 async def _corpus(client: LocalClient, environments: Mapping[str, Environment]) -> AsyncIterator[str]:
     """What is said in these environments: the tokenizer of `tiny` is trained on it, so that prompts are short."""
     for name, environment in environments.items():
-        for task in (await client.tasks(name, "train"))[:CORPUS_SESSIONS]:
-            async for text in _played(client, task, max_turns=environment.max_turns or 8):
+        tasks = (await client.tasks(name, "train"))[:CORPUS_SESSIONS]
+        max_turns = environment.max_turns or 8
+        for texts in await asyncio.gather(*(_played(client, task, max_turns=max_turns) for task in tasks)):
+            for text in texts:
                 yield text
 
 
-async def _played(client: LocalClient, task: Task, *, max_turns: int) -> AsyncIterator[str]:
-    session, rng = await client.open(task, seed=0), random.Random(task.id)
+async def _played(client: LocalClient, task: Task, *, max_turns: int) -> list[str]:
+    rng, texts = random.Random(task.id), list[str]()
     try:
-        observation = await session.start()
-        for turn in range(max_turns + 1):
-            for text in _texts(observation):
-                yield text
-            if observation.done or turn == max_turns:
-                return
-            action = await session.solve(mistakes=0.5, rng=rng)
-            yield tool_calls.write(action, format="hermes")
-            observation = await session.act(action)
-    except LudusError:
-        return  # no solver, or it failed: what was said until then is enough for a tokenizer
-    finally:
-        await session.close()
+        async with asyncio.timeout(CORPUS_S), opened(client, task, seed=0) as session:
+            observation = await session.start()
+            texts += _texts(observation)
+            for _ in range(max_turns):
+                if observation.done:
+                    break
+                action = await session.solve(mistakes=0.5, rng=rng)
+                texts.append(tool_calls.write(action, format="hermes"))
+                observation = await session.act(action)
+                texts += _texts(observation)
+    except (LudusError, TimeoutError):
+        pass  # no solver, or it failed: what was said until then is enough for a tokenizer
+    return texts
 
 
 def _texts(observation: Observation) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A trainer that learns nothing, for tests of loops and of your own algorithms: it counts, remembers its batches, and agrees with any engine."""
+"""A trainer that learns nothing, for tests of loops and algorithms. It counts, keeps its batches, and agrees with a FakeEngine."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from ludus.types import Batch
 
 
 class FakeTrainer:
-    def __init__(self, *, step_s: float = 0.0) -> None:
+    def __init__(self, *, step_s: float = 0.0, logprob: float = -1.0) -> None:
         self.version = 0
         self.batches: list[Batch] = []
-        self._step_s = step_s
+        self._step_s, self._logprob = step_s, logprob
 
     def step(self, batch: Batch) -> dict[str, float]:
         time.sleep(self._step_s)
@@ -24,4 +24,4 @@ class FakeTrainer:
         return self.version
 
     def logprobs(self, ids: Sequence[int]) -> list[float]:
-        return [0.0] * (len(ids) - 1)
+        return [self._logprob] * (len(ids) - 1)

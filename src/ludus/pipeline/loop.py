@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from ludus.algorithms.algorithm import Algorithm
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
-from ludus.errors import EngineFailed, EnvironmentFailed
+from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, first_fault
 from ludus.pipeline.buffer import Admission, Buffer
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
 from ludus.pipeline.measure import step_metrics
@@ -39,6 +39,8 @@ from ludus.types import Batch, Group
 
 STALL_S = 60.0
 """Without a finished group for so long, an event says what every session is waiting for."""
+MAX_FAILED_GROUPS = 25
+"""So many groups in a row without enough scored attempts are survived, however few slots there are: a flaky world is not a broken one."""
 MAX_EMPTY_BATCHES = 25
 """So many batches in a row without any gradient end the run: there is nothing left to learn from these tasks."""
 
@@ -57,7 +59,7 @@ class Trainer(Protocol):
 
 
 Evaluate = Callable[[int], Awaitable[object]]
-"""Plays the held-out tasks with the published version and records the result; runs beside training."""
+"""Plays the held-out tasks with the published version and records the result; runs beside training, and ends before run() does."""
 Checkpoint = Callable[[dict[str, Any]], None]
 """Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
 T = TypeVar("T")
@@ -100,14 +102,12 @@ class Loop:
             async with asyncio.TaskGroup() as sides:
                 generating = sides.create_task(self._generate())
                 watching = sides.create_task(self._watch())
-                await self._train()
+                await self._train(sides)
                 generating.cancel()
                 watching.cancel()
         except BaseExceptionGroup as faults:
-            raise _first(faults) from faults
+            raise first_fault(faults) from faults
         finally:
-            if self._evaluation is not None:
-                self._evaluation.cancel()
             self._trainer_thread.shutdown(wait=True)
 
     def stop(self) -> None:
@@ -152,15 +152,12 @@ class Loop:
         self.buffer.drop(draw)
         self._counts[f"groups/dropped_small/{draw.task.environment}"] += 1
         self._failed_in_a_row += 1
-        if self._failed_in_a_row > 2 * self.buffer.slots:
-            raise EnvironmentFailed(
-                f"the last {self._failed_in_a_row} groups all failed, so nothing can be trained; the latest cause was: "
-                f"{group.failed[-1].failure}. `ludus env check {draw.task.environment}` plays it without a model."
-            )
+        if self._failed_in_a_row > max(MAX_FAILED_GROUPS, 2 * self.buffer.slots):
+            raise _nothing_to_train(self._failed_in_a_row, group)
 
     # -------------------------------------------------------------------------------------------- training
 
-    async def _train(self) -> None:
+    async def _train(self, sides: asyncio.TaskGroup) -> None:
         empty = 0
         while self.trainer.version < self.pipeline.steps and empty < MAX_EMPTY_BATCHES:
             began = time.monotonic()
@@ -177,11 +174,9 @@ class Loop:
             self.buffer.loaded()
             self._pulse()
             if batch.sequences:
-                await self._milestones()
+                await self._milestones(sides)
         if empty >= MAX_EMPTY_BATCHES:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
-        if self._evaluation is not None:
-            await self._evaluation
 
     async def _take(self) -> tuple[Group, ...] | None:
         while not self.stopped:
@@ -238,12 +233,12 @@ class Loop:
             )
         return gap
 
-    async def _milestones(self) -> None:
+    async def _milestones(self, sides: asyncio.TaskGroup) -> None:
         version, every = self.trainer.version, self.config.evaluation.every
         if self.evaluate is not None and every and version % every == 0:
             if self._evaluation is not None:
                 await self._evaluation
-            self._evaluation = asyncio.create_task(_awaited(self.evaluate(version)))
+            self._evaluation = sides.create_task(_awaited(self.evaluate(version)))
         every = self.config.store.checkpoint_every
         if self.checkpoint is not None and every and version % every == 0:
             await self._save()
@@ -274,7 +269,7 @@ class Loop:
             await asyncio.sleep(STALL_S / 4)
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
-                waiting = self.arena.activity.longest()
+                waiting = self.arena.activity.longest() or ["the trainer: every session has finished"]
                 self.recorder.event("stall", idle_s=round(idle_s), playing=len(self.buffer.playing), longest=waiting)
                 self._last_progress = time.monotonic()
 
@@ -290,12 +285,14 @@ class Loop:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
 
 
+def _nothing_to_train(num_groups: int, last: Group) -> LudusError:
+    """Named by the border of the latest failure: a dead engine is not the environment's fault."""
+    cause, environment = last.failed[-1].failure, last.task.environment
+    what = f"the last {num_groups} groups all failed, so nothing can be trained; the latest cause was: {cause}."
+    if cause.startswith(EngineFailed.__name__):
+        return EngineFailed(what)
+    return EnvironmentFailed(f"{what} `ludus env check {environment}` plays it without a model.")
+
+
 async def _awaited(work: Awaitable[object]) -> None:
     await work
-
-
-def _first(faults: BaseExceptionGroup[BaseException]) -> BaseException:
-    fault: BaseException = faults
-    while isinstance(fault, BaseExceptionGroup):
-        fault = fault.exceptions[0]
-    return fault

@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ludus.controller.client import ClientSession
-from ludus.errors import LudusError, describe
+from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, describe
 from ludus.rollout.arena import Arena
 from ludus.seeds import derive
 from ludus.types import Action, Completion, Message, Observation, Sampling, Stop, Task, Trajectory, Turn
 
 CLOSE_TIMEOUT_S = 5.0
+GENERATING = "generating"
 T = TypeVar("T")
 
 
@@ -75,16 +76,18 @@ class _Play:
 
     async def _until_ended(self) -> tuple[Stop, str]:
         session: ClientSession | None = None
+        clock = asyncio.timeout(self.limits.session_timeout_s)
         try:
-            async with asyncio.timeout(self.limits.session_timeout_s):
+            async with clock:
                 opening = self.arena.client.open(self.attempt.task, seed=self.attempt.seed)
                 session = await self._in_turn_time(opening, "opening")
                 await self._converse(session)
         except _Ended as ended:
             return ended.stop, ended.failure
         except TimeoutError:
-            doing = self.arena.activity.doing(self.attempt.session_id)
-            return Stop.SESSION_TIMEOUT, f"the session exceeded {self.limits.session_timeout_s:g} s while {doing}"
+            if not clock.expired():  # not a limit of this session: somebody's bug
+                raise
+            return Stop.SESSION_TIMEOUT, self._out_of_time()
         except LudusError as error:
             return Stop.FAILED, describe(error)
         finally:
@@ -145,7 +148,7 @@ class _Play:
             stop_ids=self.arena.chat.stop_ids,
             seed=derive(self.attempt.seed, "turn", index),
         )
-        self._note("generating")
+        self._note(GENERATING)
         return await self.arena.speaker.speak(
             prompt_ids, sampling=sampling, session_id=self.attempt.session_id, session=session
         )
@@ -166,6 +169,11 @@ class _Play:
             if not clock.expired():  # the session's clock, not the turn's
                 raise
             raise _Ended(Stop.TURN_TIMEOUT, f"EnvironmentFailed: {doing} exceeded {limit_s:g} s") from None
+
+    def _out_of_time(self) -> str:
+        doing = self.arena.activity.doing(self.attempt.session_id)
+        border = EngineFailed if doing == GENERATING else EnvironmentFailed
+        return f"{border.__name__}: the session exceeded {self.limits.session_timeout_s:g} s while {doing}"
 
     def _note(self, doing: str) -> None:
         self.arena.activity.note(self.attempt.session_id, self.attempt.task, doing)

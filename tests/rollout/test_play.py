@@ -1,0 +1,283 @@
+"""Promise 6 inside a session: whatever happens, a trajectory comes back, its stop says why it ended, and a failure is never a reward."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ludus.engines.fake import FakeEngine
+from ludus.environments import registry
+from ludus.rollout import play as play_module
+from ludus.rollout.play import Attempt, play
+from ludus.types import Message, Observation, Stop, Trajectory
+from tests.rollout.playing import CHAT, WatchedEnvironment, call, make_arena, say, says, words_of
+
+
+def guess(**options):
+    return registry.make("guess", options={"numbers": 5, "max_turns": 4, **options})
+
+
+def run(environment, engine, *, index=0, seed=1, **limits) -> Trajectory:
+    async def main():
+        arena = make_arena(environment, engine, **limits)
+        task = environment.tasks("train")[index]
+        try:
+            return await play(Attempt("s1", task, seed=seed), arena=arena)
+        finally:
+            assert arena.activity.longest() == [], "a session that is over is waiting for nothing"
+            await arena.client.close()
+
+    return asyncio.run(main())
+
+
+def sampled_of(trajectory: Trajectory) -> list[list[int]]:
+    """The trained ids by turn."""
+    (sequence,) = trajectory.sequences
+    return [sequence.ids[sequence.sampled & (sequence.turns == turn.index)].tolist() for turn in trajectory.turns]
+
+
+# ------------------------------------------------------------------------------------------------ a good session
+
+
+def test_a_session_runs_until_the_environment_is_done():
+    environment = WatchedEnvironment()
+    words = words_of(environment.tasks("train")[0])
+    spoken = says(words[0], "wrong", words[2])
+    engine = FakeEngine(spoken, version=4)
+    trajectory = run(environment, engine)
+    assert trajectory.stop is Stop.DONE
+    assert trajectory.failure == ""
+    assert [turn.action.content for turn in trajectory.turns] == [words[0], "wrong", words[2]]
+    assert sampled_of(trajectory) == spoken
+    assert {turn.version for turn in trajectory.turns} == {4}
+    assert environment.num_open == 0
+    assert engine.released == ["s1"]
+
+
+def test_a_reward_sits_on_the_turn_that_earned_it():
+    environment = WatchedEnvironment()
+    words = words_of(environment.tasks("train")[0])
+    trajectory = run(environment, FakeEngine(says(words[0], "wrong", words[2])))
+    assert [turn.observation.reward for turn in trajectory.turns] == [1 / 3, 0.0, 1 / 3]
+    assert trajectory.reward == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("max_turns", [2, 8])
+def test_the_last_observation_is_recorded_but_prompts_nobody(max_turns):
+    environment = WatchedEnvironment()
+    trajectory = run(environment, FakeEngine(says("a", "b", "c")), max_turns=max_turns)
+    (sequence,) = trajectory.sequences
+    assert trajectory.turns[-1].observation.messages
+    assert sequence.ids[-len(say("c")) :].tolist() == say("b" if max_turns == 2 else "c")
+
+
+def test_an_environment_that_is_done_at_once_makes_a_trajectory_without_turns():
+    class Over(WatchedEnvironment):
+        def open(self, task, *, seed):
+            session = super().open(task, seed=seed)
+
+            async def start():
+                return Observation(messages=(Message("user", "over"),), tools=(), reward=0.5, done=True)
+
+            session.start = start
+            return session
+
+    trajectory = run(Over(), FakeEngine([]))
+    assert trajectory.stop is Stop.DONE
+    assert trajectory.turns == ()
+    assert trajectory.sequences == ()
+    assert trajectory.reward == 0.5
+
+
+# ------------------------------------------------------------------------------------------------ limits, each with its stop
+
+
+def test_max_turns():
+    trajectory = run(WatchedEnvironment(), FakeEngine(says("a", "b", "c")), max_turns=2)
+    assert trajectory.stop is Stop.MAX_TURNS
+    assert len(trajectory.turns) == trajectory.max_turns == 2
+    assert trajectory.stop.scored
+
+
+def test_max_turn_tokens_ends_the_session_and_keeps_what_was_sampled():
+    environment = WatchedEnvironment()
+    long = say("a very long answer that never comes to an end")
+    trajectory = run(environment, FakeEngine([say("a"), long]), max_turn_tokens=5)
+    assert trajectory.stop is Stop.MAX_TURN_TOKENS
+    assert sampled_of(trajectory)[-1] == long[:5]
+    assert trajectory.turns[-1].observation == Observation(), "a cut action is not played"
+    assert environment.num_open == 0
+
+
+def test_max_tokens_while_speaking():
+    environment = WatchedEnvironment()
+    engine = FakeEngine([say("a"), say("b " * 200)])
+    trajectory = run(environment, engine, max_tokens=60, max_turn_tokens=64)
+    assert trajectory.stop is Stop.MAX_TOKENS
+    assert sum(map(len, trajectory.sequences)) <= 60
+
+
+def test_max_tokens_when_the_prompt_alone_fills_the_session():
+    engine = FakeEngine(says("a"))
+    trajectory = run(WatchedEnvironment(), engine, max_tokens=5)
+    assert trajectory.stop is Stop.MAX_TOKENS
+    assert trajectory.turns == ()
+    assert engine.prompts == [], "the engine is not asked for what cannot fit"
+
+
+def test_a_malformed_tool_call_gets_an_answer_that_says_what_was_wrong():
+    environment = guess()
+    secret = environment.tasks("train")[0].data["secret"]
+    broken = [*CHAT.text.encode('<tool_call>{"name": "guess", "arg</tool_call>', begins=False), CHAT.end_id]
+    engine = FakeEngine([broken, call("guess", number=secret)])
+    trajectory = run(environment, engine)
+    first = trajectory.turns[0]
+    assert first.action.problem
+    assert first.observation.invalid
+    assert first.observation.messages == (Message("tool", first.action.problem),)
+    assert first.action.problem in CHAT.text.decode(engine.prompts[1])
+    assert (trajectory.stop, trajectory.reward, trajectory.num_invalid) == (Stop.DONE, 1.0, 1)
+
+
+@pytest.mark.parametrize("max_invalid", [0, 2])
+def test_invalid_actions_are_counted_and_limited(max_invalid):
+    wrong = call("gess", number=3)
+    trajectory = run(guess(max_turns=9), FakeEngine([wrong] * 9), max_invalid=max_invalid, max_turns=9)
+    assert trajectory.stop is Stop.INVALID
+    assert trajectory.num_invalid == len(trajectory.turns) == max_invalid + 1
+    assert trajectory.stop.scored, "it is the policy that failed: reward 0 teaches it"
+
+
+# ------------------------------------------------------------------------------------------------ the world fails
+
+
+BAD_ANSWERS = ("nan", "nothing", "number")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize(
+    ("place", "fault"),
+    [
+        *[(place, fault) for place in ("open", "start", "act") for fault in ("raise", "exit")],
+        *[(place, fault) for place in ("start", "act") for fault in BAD_ANSWERS],
+    ],
+)
+def test_an_environment_that_fails_is_recorded_and_never_rewarded(place, fault, blocking):
+    environment = WatchedEnvironment(fault=fault, fault_in=place, blocking=blocking)
+    engine = FakeEngine(says("a", "b", "c"))
+    trajectory = run(environment, engine)
+    assert trajectory.stop is Stop.FAILED
+    assert trajectory.failure.startswith("EnvironmentFailed: ")
+    assert place in trajectory.failure
+    assert not trajectory.stop.scored
+    assert not trajectory.success
+    assert environment.num_open == 0
+    assert engine.released == ["s1"]
+
+
+def test_what_was_sampled_before_a_failure_is_not_lost():
+    trajectory = run(WatchedEnvironment(fault="raise", fault_in="act"), FakeEngine(says("first")))
+    assert trajectory.stop is Stop.FAILED
+    assert [turn.action.content for turn in trajectory.turns] == ["first"]
+    assert sampled_of(trajectory) == says("first")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("place", ["start", "act"])
+def test_an_environment_that_hangs_ends_as_turn_timeout(place, blocking):
+    environment = WatchedEnvironment(fault="hang", fault_in=place, blocking=blocking, hang_s=1.0)
+    engine = FakeEngine(says("a"))
+    trajectory = run(environment, engine, turn_timeout_s=0.1)
+    doing = {"start": "starting", "act": "acting"}[place]
+    assert trajectory.stop is Stop.TURN_TIMEOUT
+    assert trajectory.failure == f"EnvironmentFailed: {doing} exceeded 0.1 s"
+    assert not trajectory.stop.scored
+    assert engine.released == ["s1"]
+
+
+def test_a_session_that_takes_too_long_in_all_says_what_it_was_doing():
+    environment = WatchedEnvironment(fault="hang", hang_s=5.0)
+    trajectory = run(environment, FakeEngine(says("a")), session_timeout_s=0.2)
+    assert trajectory.stop is Stop.SESSION_TIMEOUT
+    assert trajectory.failure == "EnvironmentFailed: the session exceeded 0.2 s while acting"
+    assert environment.num_open == 0
+
+
+def test_a_slow_engine_is_not_called_a_failure_of_the_environment():
+    engine = FakeEngine(says("a"), latency_s=5.0)
+    trajectory = run(WatchedEnvironment(), engine, session_timeout_s=0.2, turn_timeout_s=0.1)
+    assert trajectory.stop is Stop.SESSION_TIMEOUT
+    assert trajectory.failure == "EngineFailed: the session exceeded 0.2 s while generating"
+    assert engine.num_cancelled == 1
+
+
+def test_an_engine_that_fails_is_named():
+    environment = WatchedEnvironment()
+    trajectory = run(environment, FakeEngine(says("a", "b"), fail_on=[1]))
+    assert trajectory.stop is Stop.FAILED
+    assert trajectory.failure.startswith("EngineFailed: ")
+    assert len(trajectory.turns) == 1
+    assert environment.num_open == 0
+
+
+def test_a_megabyte_is_cut_and_the_model_is_told():
+    engine = FakeEngine(says("a", "b", "c"))
+    environment = WatchedEnvironment(fault="megabyte")
+    trajectory = run(environment, engine, max_turns=2, max_observation_chars=50)
+    said = trajectory.turns[0].observation.messages[0].content
+    assert said.endswith("[999950 more characters cut]")
+    assert trajectory.metrics["cut"] == 1.0
+    assert "more characters cut" in CHAT.text.decode(engine.prompts[1])
+
+
+def test_half_a_surrogate_pair_fails_the_session_or_is_played_but_never_raises():
+    trajectory = run(WatchedEnvironment(fault="surrogate"), FakeEngine(says("a", "b", "c")), max_turns=2)
+    assert trajectory.stop in (Stop.FAILED, Stop.MAX_TURNS)
+
+
+def test_a_close_that_fails_or_hangs_does_not_lose_the_trajectory(monkeypatch):
+    monkeypatch.setattr(play_module, "CLOSE_TIMEOUT_S", 0.1)
+    for fault in ("raise", "hang"):
+        environment = WatchedEnvironment(fault=fault, fault_in="close", hang_s=1.0)
+        assert run(environment, FakeEngine(says("a", "b", "c"))).stop is Stop.DONE
+
+
+# ------------------------------------------------------------------------------------------------ our caller, and our bugs
+
+
+@pytest.mark.parametrize("busy", ["engine", "environment"])
+def test_a_cancelled_caller_leaves_no_session_and_no_cache_behind(busy):
+    environment = WatchedEnvironment(latency_s=60.0 if busy == "environment" else 0.0)
+    engine = FakeEngine(says("a", "b", "c"), latency_s=60.0 if busy == "engine" else 0.0)
+
+    async def main():
+        arena = make_arena(environment, engine, turn_timeout_s=100, session_timeout_s=100)
+        playing = asyncio.create_task(play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena))
+        while not arena.activity.longest():
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await arena.client.close()
+        return arena
+
+    arena = asyncio.run(main())
+    assert environment.sessions
+    assert environment.num_open == 0
+    assert engine.released == ["s1"]
+    assert arena.activity.longest() == []
+
+
+@pytest.mark.parametrize("bug", [KeyError("ours"), TimeoutError("ours, and not the session's clock")])
+def test_a_bug_of_ours_is_raised_and_not_taken_for_a_bad_session(bug, monkeypatch):
+    def broken(*_: object, **__: object) -> None:
+        raise bug
+
+    environment, engine = WatchedEnvironment(), FakeEngine(says("a"))
+    monkeypatch.setattr(CHAT, "parse", broken)
+    with pytest.raises(type(bug), match="ours"):
+        run(environment, engine)
+    assert environment.num_open == 0
+    assert engine.released == ["s1"]

@@ -37,3 +37,11 @@ def test_it_trains(tmp_path):
     assert result["finished"]
     assert result["version"] == 2
     assert [line["step"] for line in RunFolder.open(config.folder).metrics()] == [1, 2]
+
+
+def test_every_file_the_readme_names_exists():
+    links = re.findall(
+        r"\]\(([\w/.]+)\)|`((?:tests|examples|docs|src|configs)/[\w/.]*)`", (ROOT / "README.md").read_text()
+    )
+    assert links
+    assert [path for pair in links for path in pair if path and not (ROOT / path).exists()] == []

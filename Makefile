@@ -48,9 +48,7 @@ types: setup-lint
 	$(BIN)/mypy
 
 benchmark: setup-benchmark
-	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/pipeline.py
-	$(BIN)/python benchmarks/versus_trl.py
+	@for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
 
 clean:
 	rm -rf $(VENV) runs build src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -52,6 +52,7 @@ class RolloutConfig(Section):
     retries: int = Field(default=1, ge=0)
     """How often a failed attempt is started anew before it is left out."""
     max_turns: int = Field(default=16, gt=0)
+    """Turns of one session; reaching it ends the session as max_turns. An environment's own max_turns comes first."""
     max_turn_tokens: int = Field(default=64, gt=0)
     """Sampled tokens of one turn; a turn that reaches it ends the session as max_turn_tokens."""
     max_tokens: int = Field(default=1024, gt=0)
@@ -63,11 +64,14 @@ class RolloutConfig(Section):
     turn_timeout_s: float = Field(default=60.0, gt=0)
     """Wall clock of one call into the environment."""
     session_timeout_s: float = Field(default=900.0, gt=0)
+    """Wall clock of a whole session."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of sampling, and of the logprobs that are trained."""
 
 
 class EngineConfig(Section):
     kind: Literal["embedded", "server"] = "embedded"
+    """embedded: in this process. server: an outside one, for evaluation."""
     url: str = ""
     """server: base URL of an OpenAI-compatible endpoint that returns token ids and logprobs, e.g. http://127.0.0.1:8000/v1."""
     max_running: int = Field(default=64, gt=0)
@@ -94,7 +98,9 @@ class EngineConfig(Section):
 
 class PipelineConfig(Section):
     steps: int = Field(default=100, gt=0)
+    """Optimiser steps of the run."""
     groups_per_step: int = Field(default=8, gt=0)
+    """Groups in the batch of one optimiser step."""
     max_staleness: int = Field(default=1, ge=0)
     """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
@@ -146,6 +152,7 @@ class TrainerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this norm."""
     microbatch_tokens: int = Field(default=4096, gt=0)
     """Tokens packed into one forward and backward pass; gradients accumulate over the microbatches of a step."""
     threads: int = Field(default=1, ge=0)
@@ -162,7 +169,9 @@ class SftConfig(Section):
     num_trajectories: int = Field(default=1000, gt=0)
     """Played by the solvers, divided between the environments by weight."""
     steps: int = Field(default=200, gt=0)
+    """Optimiser steps of the cloning."""
     batch_tokens: int = Field(default=4096, gt=0)
+    """Tokens of one step, prompts included."""
     lr: float = Field(default=2e-3, gt=0)
     warmup_steps: int = Field(default=10, ge=0)
 
@@ -171,17 +180,22 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Evaluate on held-out tasks every so many steps, while training goes on; 0: only when asked."""
     split: str = "test"
+    """Which tasks are held out."""
     num_tasks: int = Field(default=64, gt=0)
     """Per environment."""
     attempts: int = Field(default=1, gt=0)
+    """Per task."""
     temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
 
 
 class StoreConfig(Section):
     folder: str = "runs"
+    """Where run folders are made."""
     checkpoint_every: int = Field(default=50, ge=0)
     """In optimiser steps; 0: only at the end and on Ctrl-C."""
     keep_checkpoints: int = Field(default=2, gt=0)
+    """The newest so many."""
     trajectories: bool = True
     """Store every trajectory."""
     tensorboard: bool = True
@@ -191,6 +205,7 @@ class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[\w+-][\w.+-]*$")
     """The run's folder is STORE.FOLDER/NAME. Letters, digits, and . _ + - inside."""
     seed: int = 0
+    """Decides the draw of tasks, the noise of every attempt, and the weights of `tiny`."""
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
     rollout: RolloutConfig = RolloutConfig()

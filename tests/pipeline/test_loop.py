@@ -200,7 +200,7 @@ def test_an_engine_that_always_fails_is_not_called_an_environment_that_fails(tmp
 @pytest.mark.parametrize("logprob", [-1.1, math.nan])
 def test_promise_5_a_probe_gap_beyond_the_tolerance_stops_the_run(tmp_path, logprob):
     setup = Setup(tmp_path, trainer=FakeTrainer(logprob=logprob))
-    with pytest.raises(EngineFailed, match="on the probe prompt; expected at most 0.001"):
+    with pytest.raises(EngineFailed, match=r"on the probe prompt; expected at most 0\.001"):
         setup.run()
     assert setup.trainer.version == 1, "it stops at the first load, not later"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from ludus.config import RunConfig
@@ -21,8 +21,7 @@ from ludus.weights.memory import MemoryChannel
 
 async def evaluate_policy(parts: Parts, arena: Arena, *, recorder: Recorder, version: int) -> dict[str, Any]:
     """The report on `evaluation.num_tasks` held-out tasks per environment, also recorded."""
-    settings = parts.config.evaluation
-    tasks = held_out(await parts.tasks(settings.split), count=settings.num_tasks, split=settings.split)
+    settings, tasks = parts.config.evaluation, await held_out(parts)
 
     def record(trajectory: Trajectory) -> None:
         recorder.trajectory(trajectory, step=version, group_id=trajectory.task.id, split=settings.split)
@@ -40,13 +39,16 @@ async def evaluate_policy(parts: Parts, arena: Arena, *, recorder: Recorder, ver
     return report
 
 
-def held_out(tasks: Mapping[str, Sequence[Task]], *, count: int, split: str) -> list[Task]:
+async def held_out(parts: Parts) -> list[Task]:
+    """Also called at the start of a run, so that a split without tasks is refused there and not after the first steps."""
+    settings = parts.config.evaluation
+    tasks = await parts.tasks(settings.split)
     for name, listed in tasks.items():
         if not listed:
             raise ConfigError(
-                f"environment {name!r} has no tasks in split {split!r}; evaluation.split names another split"
+                f"environment {name!r} has no tasks in split {settings.split!r}; evaluation.split names another split"
             )
-    return [task for listed in tasks.values() for task in listed[:count]]
+    return [task for listed in tasks.values() for task in listed[: settings.num_tasks]]
 
 
 async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
@@ -55,6 +57,7 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
     with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         with beginning(folder):
             parts = await make_parts(config, folder=folder.path)
+            await held_out(parts)
             engine = _engine(parts)
         try:
             arena = make_arena(parts, PolicySpeaker(engine), temperature=config.evaluation.temperature)

@@ -12,7 +12,7 @@ from typing import Any
 from ludus.algorithms import make_algorithm
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
-from ludus.launch.evaluating import evaluate_policy
+from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
@@ -82,6 +82,8 @@ class _Training:
     async def prepare(self, checkpoint: Path | None) -> None:
         """Engine and trainer at the same version, and the loop where the checkpoint left it."""
         parts = self.parts
+        if self.config.evaluation.every:
+            await held_out(parts)
         state = self.trainer.restore(checkpoint).state if checkpoint else None
         version = self.trainer.publish()
         await self.engine.load(version)

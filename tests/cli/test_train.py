@@ -1,0 +1,172 @@
+"""`ludus train`, `sft` and `eval` as a user meets them: clear lines instead of tracebacks, and runs that survive being stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ludus.cli.main import main
+from ludus.config import dump_config, load_config, parse_config
+from ludus.store.run_folder import RunFolder
+from tests.e2e.runs import make_config
+
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def run_file(small_model, tmp_path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(dump_config(make_config(tmp_path / "runs", small_model)))
+    return path
+
+
+@pytest.fixture
+def ludus(monkeypatch, capsys):
+    """Calls the command in this process; returns exit code, stdout, stderr."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ludus", *map(str, arguments)])
+        code: object = 0
+        try:
+            main()
+        except SystemExit as exit:
+            code = exit.code or 0
+        out, err = capsys.readouterr()
+        return int(str(code)), out, err
+
+    return call
+
+
+def test_a_dry_run_prints_a_run_that_reads_back(ludus, run_file, tmp_path):
+    code, out, _ = ludus("train", run_file, "trainer.lr=0.5", "--dry-run")
+    assert code == 0
+    assert parse_config(tomllib.loads(out)) == load_config(run_file, ["trainer.lr=0.5"])
+    assert not (tmp_path / "runs").exists(), "and leaves nothing behind"
+
+
+def test_overrides_alone_are_a_run(ludus):
+    code, out, _ = ludus("train", "environments.guess.weight=2", "pipeline.steps=7", "--dry-run")
+    assert code == 0
+    assert tomllib.loads(out)["pipeline"]["steps"] == 7
+
+
+@pytest.mark.parametrize("command", ["train", "sft", "eval"])
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.lrr=1", "unknown key 'trainer.lrr'. Did you mean 'lr'?"),
+        ("pipeline.steps=many", "pipeline.steps"),
+        ("model.name=smolm2", "model 'smolm2' is no folder"),
+        ("environments.gess.weight=1", "gess"),
+        ("environments.guess.options.numbrs=3", "numbrs"),
+        ("evaluation", "not of the form key=value"),
+    ],
+)
+def test_what_is_wrong_is_one_clear_line_and_no_traceback(ludus, run_file, command, override, message):
+    code, out, err = ludus(command, run_file, override)
+    assert code == 1
+    assert err.startswith("ludus: ConfigError: ")
+    assert message in err
+    assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("content", [None, "name = [", "nam = 'x'"])
+def test_a_wrong_run_file_is_one_clear_line(ludus, tmp_path, content):
+    path = tmp_path / "wrong.toml"
+    if content is not None:
+        path.write_text(content)
+    code, _, err = ludus("train", path)
+    assert code == 1
+    assert err.startswith("ludus: ConfigError: ")
+    assert len(err.splitlines()) == 1
+
+
+def test_a_mistake_does_not_use_up_the_name(ludus, run_file):
+    assert ludus("train", run_file, "model.name=smolm2")[0] == 1
+    assert ludus("train", run_file, "pipeline.steps=1")[0] == 0
+
+
+def test_train_says_where_everything_is_and_refuses_to_overwrite(ludus, run_file, tmp_path):
+    code, out, _ = ludus("train", run_file, "pipeline.steps=1", "evaluation.every=1")
+    assert code == 0
+    assert "Success on held-out tasks" in out
+    assert all(word in out for word in ("Model:", "Report:", "ludus trajectories"))
+    code, _, err = ludus("train", run_file, "pipeline.steps=1")
+    assert code == 1
+    assert all(word in err for word in ("already holds a run", "name=", "--resume"))
+
+
+def test_sft_says_how_to_go_on(ludus, run_file):
+    code, out, _ = ludus("sft", run_file, "sft.steps=2", "sft.num_trajectories=8", "name=warm")
+    assert code == 0
+    assert "Cloned 8 trajectories" in out
+    assert "ludus train ... model.name=" in out
+
+
+def test_eval_prints_success_with_counts_and_intervals(ludus, run_file):
+    code, out, _ = ludus("eval", run_file, "name=eval")
+    assert code == 0
+    assert "guess" in out
+    assert "95 %" in out
+
+
+# ------------------------------------------------------------------------------------------------ stopped from outside
+
+
+def started(run_file: Path, folder: RunFolder, *, steps: int) -> subprocess.Popen:
+    """`ludus train` in a process of its own, after its first `steps` steps."""
+    command = [
+        sys.executable,
+        "-c",
+        "from ludus.cli.main import main; main()",
+        "train",
+        str(run_file),
+        "pipeline.steps=1000000",
+    ]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    give_up = time.monotonic() + PATIENCE_S
+    while len(folder.metrics(report=lambda _: None)) < steps:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+    return process
+
+
+def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(ludus, run_file, tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "r")
+    process = started(run_file, folder, steps=2)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert "Stopping after this step" in err
+    assert f"Go on with:  ludus train {run_file} pipeline.steps=1000000 --resume" in out
+    assert "Traceback" not in err
+    reached = folder.metrics()[-1]["step"]
+    code, out, err = ludus("train", run_file, f"pipeline.steps={reached + 2}", "--resume")
+    assert code == 0, err
+    assert [line["step"] for line in folder.metrics()] == list(range(1, reached + 3))
+
+
+def test_promise_7_after_kill_9_finished_trajectories_are_there_and_the_run_resumes(ludus, run_file, tmp_path):
+    run_file.write_text(run_file.read_text().replace("checkpoint_every = 0", "checkpoint_every = 2"))
+    folder = RunFolder(tmp_path / "runs" / "r")
+    process = started(run_file, folder, steps=5)
+    process.kill()
+    process.communicate()
+    problems: list[str] = []
+    before = {stored.trajectory.id for stored in folder.read_trajectories(report=problems.append)}
+    trained = folder.metrics(report=problems.append)[-1]["step"]
+    assert len(before) >= trained * 4, "every trajectory that was trained is on disk"
+    assert len(problems) <= 2, "at most a torn last line per file"
+    code, _, err = ludus("train", run_file, f"pipeline.steps={trained + 2}", "--resume")
+    assert code == 0, err
+    assert [line["step"] for line in folder.metrics()] == list(range(1, trained + 3))
+    assert before <= {record["id"] for record in folder.records(report=problems.append)}

@@ -77,5 +77,5 @@ def test_cloning_a_models_own_trajectory_gives_the_tokens_it_was_made_of(cloned,
 
 def test_where_no_solver_can_play_the_cause_is_told(blank_model, tmp_path):
     broken = {"fake": {"source": FAKE, "options": {"fault": "raise", "fault_in": "act"}}}
-    with pytest.raises(ConfigError, match="none was scored. The latest failure was: EnvironmentFailed: .*as ordered"):
+    with pytest.raises(ConfigError, match=r"none was scored\. The latest failure was: EnvironmentFailed: .*as ordered"):
         asyncio.run(sft(make_config(tmp_path, blank_model, environments=broken, sft=SFT)))

@@ -104,10 +104,9 @@ class Setup:
                 async with asyncio.timeout(PATIENCE_S):
                     await loop.run()
             finally:
-                others = asyncio.all_tasks() - {asyncio.current_task()}
                 loop.recorder.close()
                 await loop.arena.client.close()
-            assert not others, "run() leaves nothing running"
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left running"
 
         asyncio.run(main())
         return self

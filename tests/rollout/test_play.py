@@ -270,6 +270,26 @@ def test_a_cancelled_caller_leaves_no_session_and_no_cache_behind(busy):
     assert arena.activity.longest() == []
 
 
+def test_a_caller_that_is_cancelled_while_the_session_closes_does_not_keep_it_open():
+    environment = WatchedEnvironment(turns=1, fault="hang", fault_in="close", hang_s=0.1)
+    engine = FakeEngine(says("a"))
+
+    async def main():
+        arena = make_arena(environment, engine)
+        playing = asyncio.create_task(play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena))
+        while not (environment.sessions and environment.sessions[0].turn == 1):
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.03)  # it is done, and closing
+        playing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+        await arena.client.close()
+
+    asyncio.run(main())
+    assert environment.num_open == 0
+    assert engine.released == ["s1"]
+
+
 @pytest.mark.parametrize("bug", [KeyError("ours"), TimeoutError("ours, and not the session's clock")])
 def test_a_bug_of_ours_is_raised_and_not_taken_for_a_bad_session(bug, monkeypatch):
     def broken(*_: object, **__: object) -> None:

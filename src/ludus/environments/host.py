@@ -88,7 +88,7 @@ class HostedSession:
         self._host = host
         self._task = task
         self._call: Call | None = None
-        self._closed = False
+        self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
         return _checked(checked_observation, await self._run("start"), where=self._where("start"))
@@ -109,11 +109,16 @@ class HostedSession:
         return getattr(self._session, name, None) is not None
 
     async def close(self) -> None:
-        """Returns within CLOSE_S and never raises: what went wrong while closing is no reason to lose a finished trajectory."""
-        if self._closed:
-            return
-        self._closed = True
-        self._host.forget(self)
+        """Returns within CLOSE_S and never raises: what went wrong while closing is no reason to lose a finished trajectory.
+
+        A caller that is cancelled meanwhile does not stop it.
+        """
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+            self._closing.add_done_callback(lambda _: self._host.forget(self))
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         if self._call is not None and self._call.running:
             self._call.afterwards = lambda _result: _close_quietly(
                 self._session

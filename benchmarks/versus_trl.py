@@ -304,7 +304,8 @@ def warm_started(folder: Path, *, threads: int) -> Path:
 
 def summary(mode: str, rounds: list[dict[str, Measured]], work: Work) -> dict[str, Any]:
     def middle(side: str, field: str) -> float:
-        return round(statistics.median(getattr(one[side], field) for one in rounds), 2)
+        values: list[float] = [getattr(one[side], field) for one in rounds]
+        return round(statistics.median(values), 2)
 
     ratios = [one[mode].trajectories_per_s / one["trl"].trajectories_per_s for one in rounds]
     return {

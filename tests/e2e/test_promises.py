@@ -272,8 +272,13 @@ def test_promise_7_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(small_m
 def test_promise_7_a_resumed_run_trains_the_groups_that_were_ready(small_model, tmp_path):
     pipeline = {"steps": 2, "groups_per_step": 4, "max_staleness": 1}
     config = make_config(tmp_path, small_model, pipeline=pipeline)
-    listener, on_loop = stop_after("trajectory", config.rollout.group_size)  # one group is complete, four make a step
-    asyncio.run(train(config, listeners=[listener], on_loop=on_loop))
+    loops = []
+
+    def stop_when_one_is_ready(kind, fields):  # four make a step
+        if kind == "trajectory" and loops[0].buffer.ready:
+            loops[0].stop()
+
+    asyncio.run(train(config, listeners=[stop_when_one_is_ready], on_loop=loops.append))
     folder = RunFolder(config.folder)
     state = json.loads((latest_checkpoint(folder.path) / "state.json").read_text())["loop"]
     ready = {entry["group"]["id"] for entry in state["ready"]}

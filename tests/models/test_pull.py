@@ -107,7 +107,7 @@ def test_a_packaged_model_is_fetched_once_and_computes_what_the_original_compute
     ids = torch.arange(40)[None]
     with torch.no_grad():
         logits = [load_model(path, device="cpu")(ids).logits for path in (folder, original)]
-    assert torch.equal(*logits)
+    torch.testing.assert_close(*logits, rtol=0, atol=1e-6)  # where weights lie in memory decides the last bit
     assert len(told) == 2
     assert pull("small", tell=told.append) == folder
     assert len(told) == 2

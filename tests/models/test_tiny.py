@@ -70,9 +70,18 @@ def test_special_tokens_are_never_learned_from_the_corpus() -> None:
     assert len(tokenizer) == len(TOKENIZER)
 
 
-def test_a_call_costs_few_tokens() -> None:
-    ids = TOKENIZER.encode('<tool_call>{"name": "guess", "arguments": {"number": 57}}</tool_call>')
-    assert len(ids) == 13
+def test_a_call_costs_one_token_for_each_choice() -> None:
+    corpus = ['{"name": "put", "arguments": {"key": "c", "value": 7}}', '{"name": "guess", "arguments": {"number": 5}}'] * 9
+    tokenizer = make_tiny_tokenizer(corpus)
+    guess = tokenizer.encode('<tool_call>{"name": "guess", "arguments": {"number": 57}}</tool_call>')
+    put = tokenizer.encode('<tool_call>{"name": "put", "arguments": {"key": "d", "value": 12}}</tool_call>')
+    assert (len(guess), len(put)) == (5, 7)
+
+
+def test_a_letter_is_the_same_token_in_a_prompt_and_in_a_call() -> None:
+    (letter,) = TOKENIZER.encode("c")
+    for text in ("left c=7, d", "want c", '{"key": "c"}', "now (c)"):
+        assert letter in TOKENIZER.encode(text)
 
 
 def test_tools_are_rendered_as_signatures() -> None:

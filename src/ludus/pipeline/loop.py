@@ -134,9 +134,8 @@ class Loop:
             size=rollout.group_size,
             retries=rollout.retries,
             born=admission.born,
+            on_trajectory=lambda t: self.recorder.trajectory(t, step=self.trainer.version, group_id=draw.group_id),
         )
-        for trajectory in (*group.trajectories, *group.failed):
-            self.recorder.trajectory(trajectory, step=self.trainer.version, group_id=group.id)
         self._settle(draw, group)
         self._last_progress = time.monotonic()
         self._pulse()

@@ -1,12 +1,14 @@
 """FrozenLake as text: walk from the top left to the bottom right over ice, around the holes. The model answers with one word.
 
-The map is told once (S start, F ice, H hole, G goal); every observation repeats where the walker is and what lies around it.
+The map is told once (S start, F ice, H hole, G goal); every observation repeats where the walker is and what lies around it: for ice,
+how many steps are left from there, or with `hints` off just that it is ice, so that the way must be planned on the map.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections import deque
 from functools import lru_cache
 from typing import Annotated, Any
 
@@ -33,12 +35,13 @@ class FrozenLake:
         size: Annotated[int, Field(ge=2, le=30)] = 4,
         holes: Annotated[int, Field(ge=0)] = 4,
         slippery: Annotated[float, Field(ge=0, le=1)] = 0.0,
+        hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """slippery: chance to slide to a side; max_turns: 0 is half as many again as the longest straight way needs."""
+        """slippery: chance to slide to a side; hints: say how far the goal is each way; max_turns: 0 is three for each row but one."""
         if holes > (size - 1) ** 2:
             raise ValueError(f"holes is {holes}; a lake of size {size} has room for {(size - 1) ** 2}")
-        self.size, self.holes, self.slippery = size, holes, slippery
+        self.size, self.holes, self.slippery, self.hints = size, holes, slippery, hints
         self.max_turns = max_turns or round(3 * (size - 1) * (1 + 2 * slippery))
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
@@ -46,6 +49,7 @@ class FrozenLake:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.rows, self.rng, self.at, self.turns_left = task["map"], rng, (0, 0), self.max_turns
+        self.steps_left = distances(self.rows) if self.hints else {}
         return f"{' '.join(self.rows)}\n{self._look()}"
 
     def act(self, text: str) -> Reply:
@@ -74,8 +78,12 @@ class FrozenLake:
 
     def _look(self) -> str:
         row, column = self.at
-        around = [f"{move} {_WORDS[self._cell((row + down, column + right))]}" for move, (down, right) in MOVES.items()]
+        around = [f"{move} {self._see((row + down, column + right))}" for move, (down, right) in MOVES.items()]
         return f"at {row} {column} {' '.join(around)}"
+
+    def _see(self, cell: Cell) -> str:
+        word = _WORDS[self._cell(cell)]
+        return str(self.steps_left.get(cell, word)) if word == "ice" else word
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
         while True:
@@ -83,7 +91,7 @@ class FrozenLake:
             for index in rng.sample(range(1, self.size**2 - 1), self.holes):
                 cells[index] = "H"
             rows = ["".join(cells[i : i + self.size]) for i in range(0, self.size**2, self.size)]
-            if solvable(rows):
+            if (0, 0) in distances(rows):
                 return {"map": rows}
 
 
@@ -92,16 +100,18 @@ def after(cell: Cell, move: str, *, size: int) -> Cell:
     return (row, column) if 0 <= row < size and 0 <= column < size else cell
 
 
-def solvable(rows: list[str]) -> bool:
-    seen, edge = {(0, 0)}, [(0, 0)]
-    while edge:
-        cell = edge.pop()
+def distances(rows: list[str]) -> dict[Cell, int]:
+    """Steps to the goal, from every cell that can reach it."""
+    goal = (len(rows) - 1, len(rows) - 1)
+    found, queue = {goal: 0}, deque([goal])
+    while queue:
+        cell = queue.popleft()
         for move in MOVES:
             row, column = after(cell, move, size=len(rows))
-            if (row, column) not in seen and rows[row][column] != "H":
-                seen.add((row, column))
-                edge.append((row, column))
-    return (len(rows) - 1, len(rows) - 1) in seen
+            if (row, column) not in found and rows[row][column] != "H":
+                found[row, column] = found[cell] + 1
+                queue.append((row, column))
+    return found
 
 
 @lru_cache(maxsize=4096)

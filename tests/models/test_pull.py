@@ -78,7 +78,7 @@ def write_gguf(path: Path, folder: Path) -> None:
         for short, long in inner.items():
             weight = layer.get_submodule(long).weight.detach()
             if short in ("attn_q", "attn_k"):
-                heads = config.num_attention_heads
+                heads = config.num_key_value_heads if short == "attn_k" else config.num_attention_heads
                 weight = weight.view(heads, 2, -1, config.hidden_size).transpose(1, 2).reshape(weight.shape)
             writer.add_tensor(f"blk.{number}.{short}.weight", weight.contiguous().numpy())
     writer.write_header_to_file()

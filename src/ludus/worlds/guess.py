@@ -18,7 +18,7 @@ class Guess:
     def __init__(
         self,
         *,
-        numbers: Annotated[int, Field(ge=2)] = 11,
+        numbers: Annotated[int, Field(ge=2)] = 9,
         largest: Annotated[int, Field(ge=2)] = 20,
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,

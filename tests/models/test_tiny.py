@@ -71,7 +71,10 @@ def test_special_tokens_are_never_learned_from_the_corpus() -> None:
 
 
 def test_a_call_costs_one_token_for_each_choice() -> None:
-    corpus = ['{"name": "put", "arguments": {"key": "c", "value": 7}}', '{"name": "guess", "arguments": {"number": 5}}'] * 9
+    corpus = [
+        '{"name": "put", "arguments": {"key": "c", "value": 7}}',
+        '{"name": "guess", "arguments": {"number": 5}}',
+    ] * 9
     tokenizer = make_tiny_tokenizer(corpus)
     guess = tokenizer.encode('<tool_call>{"name": "guess", "arguments": {"number": 57}}</tool_call>')
     put = tokenizer.encode('<tool_call>{"name": "put", "arguments": {"key": "d", "value": 12}}</tool_call>')

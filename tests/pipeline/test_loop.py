@@ -282,7 +282,8 @@ def stopped_with_ready_groups(folder) -> tuple[Setup, dict[str, Any]]:
 
     def stop_when_ready(setup, kind, fields):
         if kind == "trajectory":
-            asyncio.get_running_loop().call_later(0.3, setup.loop.stop)  # its group is complete by then, the others take 30 s
+            # its group is complete by then, the others take 30 s
+            asyncio.get_running_loop().call_later(0.3, setup.loop.stop)
 
     class FirstIsQuick(WatchedEnvironment):
         def latency(self, rng):

@@ -174,3 +174,9 @@ def test_the_tree_imports_nothing_heavy():
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+@pytest.mark.parametrize("override", ["engine.deterministic=true", "engine.threads=4", "engine.max_cached=7"])
+def test_promise_8_what_a_server_decides_for_itself_is_refused(override):
+    with pytest.raises(ConfigError, match="decides that for itself"):
+        load_config(None, ["engine.kind=server", "engine.url=http://127.0.0.1:8000/v1", override])

@@ -95,6 +95,15 @@ class EngineConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _server_decides_for_itself(self) -> EngineConfig:
+        for key in ("max_cached", "max_waiting", "prefill_tokens", "deterministic", "threads"):
+            if self.kind == "server" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(
+                    f"engine.{key} is {getattr(self, key)!r} with engine.kind 'server', which decides that for itself; leave it out"
+                )
+        return self
+
 
 class PipelineConfig(Section):
     steps: int = Field(default=100, gt=0)

@@ -70,5 +70,7 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
 def _engine(parts: Parts) -> Engine:
     engine = parts.config.engine
     if engine.kind == "server":
-        return ServerEngine(engine.url, model=parts.config.model.name)
+        return ServerEngine(
+            engine.url, max_running=engine.max_running
+        )  # model.name is our tokenizer; servers name models as they like
     return make_embedded_engine(parts, channel=MemoryChannel())

@@ -76,7 +76,6 @@ class _Training:
             schedule=_schedule(self.config),
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
-        self.resumed = False
         self.last_report: dict[str, Any] | None = None
 
     async def prepare(self, checkpoint: Path | None) -> None:
@@ -104,13 +103,12 @@ class _Training:
         )
         if state is not None:
             self.loop.restore(state["loop"])
-            self.resumed = True
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)
         await self.loop.probe()
         before = None
-        if self.config.evaluation.every and not self.resumed:
+        if self.config.evaluation.every and self.recorder.folder.resumed_at is None:
             before = await self.evaluate(self.trainer.version)
         if on_loop is not None:
             on_loop(self.loop)

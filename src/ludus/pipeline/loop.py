@@ -164,18 +164,21 @@ class Loop:
             if groups is None:  # asked to stop
                 break
             batch = self.algorithm.batch(groups)
-            if batch.sequences:
-                empty = 0
-                await self._step(groups, batch, wait_s=time.monotonic() - began)
-            else:
-                empty += 1
+            empty = 0 if batch.sequences else empty + 1
+            if not batch.sequences:
                 self._counts["groups/empty_batches"] += 1
-            self.buffer.loaded()
-            self._pulse()
-            if batch.sequences:
-                await self._milestones(sides)
+                self._free()
+                continue
+            await self._step(groups, batch, wait_s=time.monotonic() - began)
+            self._free()
+            await self._milestones(sides)
         if empty >= MAX_EMPTY_BATCHES:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
+
+    def _free(self) -> None:
+        """The slots of what was taken: whatever its gradient was, the engine has it now."""
+        self.buffer.loaded()
+        self._pulse()
 
     async def _take(self) -> tuple[Group, ...] | None:
         while not self.stopped:

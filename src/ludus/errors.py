@@ -5,6 +5,7 @@
     ├── EnvironmentFailed    an environment's own code raised, hung or answered nonsense
     │   └── SandboxFailed    what the environment's code runs in
     ├── WorkerLost           the process that hosted a session is gone
+    ├── ControllerFailed     the service that places sessions refused, or cannot be reached
     ├── EngineFailed         generation or a weight load went wrong
     ├── TrainerFailed        an optimiser step that must not be applied
     ├── CheckpointFailed     a checkpoint that cannot be written or read
@@ -39,6 +40,13 @@ class SandboxFailed(EnvironmentFailed):
 
 class WorkerLost(LudusError):
     pass
+
+
+class ControllerFailed(LudusError):
+    def __init__(self, message: str, *, status: int = 503) -> None:
+        super().__init__(message)
+        self.status = status
+        """The HTTP status that says the same: 401 who are you, 403 not yours, 404 unknown, 409 conflict, 413, 429, 503 full."""
 
 
 class EngineFailed(LudusError):

@@ -1,0 +1,201 @@
+"""One connection that carries many calls, both ways. Promise: every call ends with its answer, a named failure, or WorkerLost; never in silence.
+
+Whoever has something to say puts it into the outbox; one task empties the outbox into a frame as often as the connection takes it. So a
+lone call leaves at once, and under load hundreds share a frame. Either end may call the other; what may be called is a closed table.
+
+    call() ──▶ outbox ──(frame)──▶ connection ──(frame)──▶ read() ──▶ serve in a task ──▶ outbox ──▶ ...
+      └─ waits in `_waiting` by id ◀──────────────── answer ◀───────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from ludus.controller.protocol import Envelope, Fault, decode, decode_frame, encode, encode_frame, error_of, fault_of
+from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
+
+T = TypeVar("T")
+MAX_ENVELOPES = 512
+"""Of one frame: the other end should begin to work before everything has been written."""
+
+
+class Connection(Protocol):
+    """What a link needs of a websocket; messages are whole."""
+
+    async def send(self, data: bytes) -> None: ...
+
+    async def recv(self) -> bytes | str:
+        """Raises when the connection is over."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Endpoint:
+    """Something callable from the other end: how to read its body, and the function that answers."""
+
+    __slots__ = ("body", "function")
+
+    def __init__(self, body: Any, function: Callable[[Any], Any]) -> None:
+        self.body, self.function = body, function
+
+
+class Link:
+    """`endpoints` maps the names the other end may call to (type of the body, function); functions may be async or plain.
+
+    A plain function must be quick: it runs on the loop, before the next envelope is read.
+    """
+
+    def __init__(
+        self, connection: Connection, *, endpoints: Mapping[str, Endpoint] | None = None, peer: str = "the other end"
+    ) -> None:
+        self._connection = connection
+        self._endpoints = dict(endpoints or {})
+        self.peer = peer
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
+        self._outbox: list[Envelope] = []
+        self._has_mail = asyncio.Event()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._over: str | None = None
+        self._closed = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._over is None
+
+    async def call(self, name: str, body: Any = None, *, answer: type[T] | Any = None) -> T | Any:
+        """Calls the other end and waits for its answer, read as `answer`. A cancelled caller just stops waiting."""
+        if self._over is not None:
+            raise WorkerLost(f"{self.peer} cannot be called any more: {self._over}")
+        number = next(self._ids)
+        future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        self._post(Envelope(id=number, call=name, body=msgspec.Raw(encode(body))))
+        try:
+            raw = await future
+        finally:
+            self._waiting.pop(number, None)
+        return None if answer is None else decode(raw, answer)
+
+    def tell(self, name: str, body: Any = None) -> None:
+        """Calls the other end without waiting; nothing comes back, not even a failure."""
+        if self._over is None:
+            self._post(Envelope(call=name, body=msgspec.Raw(encode(body))))
+
+    async def run(self) -> str:
+        """Reads until the connection is over, and says why it is. Owns the writing task; whoever makes a link runs it."""
+        self._writer = asyncio.create_task(self._write())
+        reason = "the connection was closed"
+        try:
+            while True:
+                self._read(await self._connection.recv())
+        except asyncio.CancelledError:
+            reason = "the link was closed here"
+            raise
+        except ConfigError as error:
+            reason = str(error)
+        except Exception as error:  # every websocket library has its own way to say that it is over
+            reason = f"the connection ended ({type(error).__name__}: {error})".replace("\n", " ")
+        finally:
+            await self._end(reason)
+        return reason
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def wait_closed(self) -> None:
+        await self._closed.wait()
+
+    # -------------------------------------------------------------------------------------------- writing
+
+    def _post(self, envelope: Envelope) -> None:
+        self._outbox.append(envelope)
+        self._has_mail.set()
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._has_mail.wait()
+                mail, self._outbox = self._outbox[:MAX_ENVELOPES], self._outbox[MAX_ENVELOPES:]
+                if not self._outbox:
+                    self._has_mail.clear()
+                await self._connection.send(encode_frame(mail))
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            await self._connection.close()  # `run` hears of it and ends everything
+
+    # -------------------------------------------------------------------------------------------- reading
+
+    def _read(self, frame: bytes | str) -> None:
+        for envelope in decode_frame(frame):
+            if envelope.call:
+                self._serve(envelope)
+            elif (future := self._waiting.get(envelope.id)) is not None and not future.done():
+                if envelope.error is not None:
+                    future.set_exception(error_of(envelope.error))
+                else:
+                    future.set_result(envelope.body)
+
+    def _serve(self, envelope: Envelope) -> None:
+        try:
+            endpoint = self._endpoints.get(envelope.call)
+            if endpoint is None:
+                known = sorted(self._endpoints)
+                raise ControllerFailed(
+                    f"no such call {envelope.call!r}.{nearest(envelope.call, known)} Known: {', '.join(known)}.",
+                    status=404,
+                )
+            result = endpoint.function(None if endpoint.body is None else decode(envelope.body, endpoint.body))
+        except Exception as error:
+            self._answer(envelope.id, error=fault_of(error))
+            return
+        if inspect.isawaitable(result):
+            task = asyncio.ensure_future(self._finish(envelope.id, result))
+            self._serving.add(task)
+            task.add_done_callback(self._serving.discard)
+        else:
+            self._answer(envelope.id, body=result)
+
+    async def _finish(self, number: int, result: Awaitable[Any]) -> None:
+        try:
+            body = await result
+        except asyncio.CancelledError:
+            self._answer(number, error=Fault("WorkerLost", "the call was cancelled on the other end", 503))
+            raise
+        except Exception as error:
+            self._answer(number, error=fault_of(error))
+        else:
+            self._answer(number, body=body)
+
+    def _answer(self, number: int, *, body: Any = None, error: Fault | None = None) -> None:
+        if not number or self._over is not None:
+            return
+        if error is not None:
+            self._post(Envelope(id=number, error=error))
+            return
+        try:
+            self._post(Envelope(id=number, body=msgspec.Raw(encode(body))))
+        except Exception as failure:  # something that is not JSON: the caller must hear of it
+            self._post(Envelope(id=number, error=fault_of(failure)))
+
+    async def _end(self, reason: str) -> None:
+        self._over = reason
+        if self._writer is not None:
+            self._writer.cancel()
+        for task in list(self._serving):
+            task.cancel()
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLost(f"{self.peer} is lost: {reason}"))
+                future.exception()  # its caller may be gone already
+        self._waiting.clear()
+        self._closed.set()

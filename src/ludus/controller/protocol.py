@@ -1,0 +1,262 @@
+"""What travels between client, controller and worker. Promise: what arrives equals what was sent, and a failure keeps its name and its cause.
+
+    client ──open, tasks──▶ controller ◀──register, heartbeat, ended── worker
+       │                        └────────────open, close, drain──────────▶│
+       └──────────────start, act, close, renew (one link per worker)──────▶┘
+
+Placement and leases are the controller's; turns go straight to the worker, over one multiplexed connection, or through the controller
+where a client cannot reach the worker. A frame is a JSON array of envelopes, so that many small messages cost one send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from ludus.errors import (
+    ConfigError,
+    ControllerFailed,
+    EnvironmentFailed,
+    LudusError,
+    SandboxFailed,
+    WorkerLost,
+    describe,
+)
+from ludus.types import Action, Task
+
+VERSION = 1
+"""Both ends of a link must speak the same one."""
+MAX_FRAME_BYTES = 64 * 2**20
+T = TypeVar("T")
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A body on the wire. Fields with a default may be missing, unknown fields are ignored: old and new versions understand each other."""
+
+
+# ------------------------------------------------------------------------------------------------ envelopes
+
+
+class Fault(Record):
+    """A failure on the wire: the name of the border it crossed, what happened, and the HTTP status that fits it."""
+
+    kind: str
+    message: str
+    status: int = 500
+
+
+class Envelope(Record):
+    """A call has `call` and, where an answer is wanted, an id; an answer has the id of its call and a body or an error."""
+
+    id: int = 0
+    call: str = ""
+    body: msgspec.Raw = msgspec.Raw(b"null")
+    error: Fault | None = None
+
+
+# ------------------------------------------------------------------------------------------------ client <-> controller
+
+
+class Described(Record):
+    """An environment on offer. All its workers agree on it."""
+
+    name: str
+    description: str = ""
+    max_turns: int | None = None
+    options: dict[str, Any] = {}
+    splits: tuple[str, ...] = ("train", "test")
+    sandbox: str = "none"
+
+
+class AskTasks(Record):
+    environment: str
+    split: str
+
+
+class Open(Record):
+    """A new session. A repeated `request_id` is answered with the session it opened, not with a second one."""
+
+    task: Task
+    seed: int
+    request_id: str
+    lease_s: float = 60.0
+    """Without a call or a renewal for so long, the session is closed and its slot is free."""
+    wait_s: float = 300.0
+    """How long to queue for a free slot."""
+    timeout_s: float = 60.0
+    """Wall clock of each call into the environment's code, kept by the worker."""
+    session_timeout_s: float = 3600.0
+    """Wall clock of the whole session, kept by the worker too."""
+
+
+class Opened(Record):
+    session_id: str
+    key: str
+    """Whoever holds it may act on the session."""
+    worker_id: str = ""
+    address: str = ""
+    """Where to link for turns, e.g. ws://127.0.0.1:7101/link; empty: turns go through the controller."""
+
+
+# ------------------------------------------------------------------------------------------------ turns: client -> worker (or controller)
+
+
+class Start(Record):
+    session_id: str
+    key: str = ""
+
+
+class Act(Record):
+    """`turn` counts from 0. The same turn again with the same request_id is answered with the same observation, and not executed."""
+
+    session_id: str
+    turn: int
+    action: Action
+    request_id: str
+    key: str = ""
+
+
+class Solve(Record):
+    """What the environment's own player would do: its solver, or a random valid action drawn with `seed`."""
+
+    session_id: str
+    player: Literal["solve", "random_action"] = "solve"
+    seed: int = 0
+    key: str = ""
+
+
+class Close(Record):
+    session_id: str
+    key: str = ""
+
+
+class Renew(Record):
+    session_ids: tuple[str, ...]
+    client_id: str = ""
+
+
+# ------------------------------------------------------------------------------------------------ worker <-> controller
+
+
+class Running(Record):
+    """A session that a worker hosts, as it tells a controller that has just been (re)started."""
+
+    session_id: str
+    request_id: str
+    task: Task
+    client: str = ""
+    key: str = ""
+
+
+class Register(Record):
+    worker_id: str
+    environments: tuple[Described, ...]
+    slots: int
+    """Sessions of all its environments together."""
+    address: str = ""
+    running: tuple[Running, ...] = ()
+    version: int = VERSION
+
+
+class Registered(Record):
+    heartbeat_s: float = 5.0
+    """A worker silent for three of these is lost; its sessions end as failed."""
+    unknown: tuple[str, ...] = ()
+    """Sessions the controller has ended meanwhile; the worker closes them."""
+
+
+class Heartbeat(Record):
+    worker_id: str
+    num_sessions: int = 0
+    draining: bool = False
+
+
+class Ended(Record):
+    """A session is over on its worker and its slot is free. `cause` is one of closed, done, lease, timeout, failed."""
+
+    session_id: str
+    cause: str = "closed"
+    message: str = ""
+
+
+class OpenHere(Record):
+    """The controller's placement, told to the worker."""
+
+    session_id: str
+    key: str
+    open: Open
+    client: str = ""
+
+
+class Drain(Record):
+    draining: bool = True
+
+
+# ------------------------------------------------------------------------------------------------ coding
+
+_encoder = msgspec.json.Encoder()
+_envelopes = msgspec.json.Decoder(tuple[Envelope, ...])
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def encode(value: Any) -> bytes:
+    """JSON of a record or a type of ours. Half a surrogate pair, which a model can well produce, becomes a question mark."""
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        return _encoder.encode(_scrubbed(msgspec.to_builtins(value)))
+
+
+def decode(data: bytes | msgspec.Raw, as_type: type[T]) -> T:
+    """Raises ConfigError, naming the field, where `data` is not what `as_type` says."""
+    decoder = _decoders.get(as_type)
+    if decoder is None:
+        decoder = _decoders[as_type] = msgspec.json.Decoder(as_type)
+    try:
+        return decoder.decode(data)  # type: ignore[no-any-return]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a valid {getattr(as_type, '__name__', as_type)}: {error}") from None
+
+
+def encode_frame(envelopes: list[Envelope]) -> bytes:
+    return _encoder.encode(envelopes)
+
+
+def decode_frame(data: bytes | str) -> tuple[Envelope, ...]:
+    try:
+        return _envelopes.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"not a frame of Ludus' protocol {VERSION}: {error}") from None
+
+
+_FAULTS: Mapping[str, tuple[type[LudusError], int]] = {
+    "ConfigError": (ConfigError, 400),
+    "SandboxFailed": (SandboxFailed, 502),
+    "EnvironmentFailed": (EnvironmentFailed, 502),
+    "WorkerLost": (WorkerLost, 503),
+    "ControllerFailed": (ControllerFailed, 503),
+}
+
+
+def fault_of(error: BaseException) -> Fault:
+    for kind, (failure, status) in _FAULTS.items():
+        if isinstance(error, failure):
+            return Fault(kind, str(error), getattr(error, "status", status))
+    return Fault("ControllerFailed", describe(error), 500)
+
+
+def error_of(fault: Fault) -> LudusError:
+    failure, _ = _FAULTS.get(fault.kind, (ControllerFailed, 500))
+    return (
+        ControllerFailed(fault.message, status=fault.status) if failure is ControllerFailed else failure(fault.message)
+    )
+
+
+def _scrubbed(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_scrubbed(key): _scrubbed(item) for key, item in value.items()}
+    return [_scrubbed(item) for item in value] if isinstance(value, list | tuple) else value

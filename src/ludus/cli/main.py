@@ -27,6 +27,7 @@ COMMANDS = {
     "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model: a warm start."),
     "eval": Place("ludus.cli.train", "evaluate", "Success on held-out tasks, with counts and 95 % intervals."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
+    "serve": Place("ludus.cli.serve", "app", "Serve environments: the controller and its workers."),
     "models": Place("ludus.cli.models", "app", "List and pull known models."),
     "trajectories": Place(
         "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."

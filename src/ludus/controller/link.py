@@ -1,4 +1,4 @@
-"""One connection that carries many calls, both ways. Promise: every call ends with its answer, a named failure, or WorkerLost; never in silence.
+"""One connection that carries many calls, both ways. Promise: each ends with its answer, a named failure, or WorkerLost; never in silence.
 
 Whoever has something to say puts it into the outbox; one task empties the outbox into a frame as often as the connection takes it. So a
 lone call leaves at once, and under load hundreds share a frame. Either end may call the other; what may be called is a closed table.

@@ -1,4 +1,4 @@
-"""What travels between client, controller and worker. Promise: what arrives equals what was sent, and a failure keeps its name and its cause.
+"""What travels between client, controller and worker. Promise: what arrives equals what was sent; a failure keeps its name and cause.
 
     client ──open, tasks──▶ controller ◀──register, heartbeat, ended── worker
        │                        └────────────open, close, drain──────────▶│
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
 # ------------------------------------------------------------------------------------------------ envelopes
 
 
-class Fault(Record):
+class Fault(Record, frozen=True):
     """A failure on the wire: the name of the border it crossed, what happened, and the HTTP status that fits it."""
 
     kind: str
@@ -47,7 +47,7 @@ class Fault(Record):
     status: int = 500
 
 
-class Envelope(Record):
+class Envelope(Record, frozen=True):
     """A call has `call` and, where an answer is wanted, an id; an answer has the id of its call and a body or an error."""
 
     id: int = 0
@@ -59,7 +59,7 @@ class Envelope(Record):
 # ------------------------------------------------------------------------------------------------ client <-> controller
 
 
-class Described(Record):
+class Described(Record, frozen=True):
     """An environment on offer. All its workers agree on it."""
 
     name: str
@@ -70,12 +70,12 @@ class Described(Record):
     sandbox: str = "none"
 
 
-class AskTasks(Record):
+class AskTasks(Record, frozen=True):
     environment: str
     split: str
 
 
-class Open(Record):
+class Open(Record, frozen=True):
     """A new session. A repeated `request_id` is answered with the session it opened, not with a second one."""
 
     task: Task
@@ -91,7 +91,7 @@ class Open(Record):
     """Wall clock of the whole session, kept by the worker too."""
 
 
-class Opened(Record):
+class Opened(Record, frozen=True):
     session_id: str
     key: str
     """Whoever holds it may act on the session."""
@@ -103,12 +103,12 @@ class Opened(Record):
 # ------------------------------------------------------------------------------------------------ turns: client -> worker (or controller)
 
 
-class Start(Record):
+class Start(Record, frozen=True):
     session_id: str
     key: str = ""
 
 
-class Act(Record):
+class Act(Record, frozen=True):
     """`turn` counts from 0. The same turn again with the same request_id is answered with the same observation, and not executed."""
 
     session_id: str
@@ -118,7 +118,7 @@ class Act(Record):
     key: str = ""
 
 
-class Solve(Record):
+class Solve(Record, frozen=True):
     """What the environment's own player would do: its solver, or a random valid action drawn with `seed`."""
 
     session_id: str
@@ -127,12 +127,12 @@ class Solve(Record):
     key: str = ""
 
 
-class Close(Record):
+class Close(Record, frozen=True):
     session_id: str
     key: str = ""
 
 
-class Renew(Record):
+class Renew(Record, frozen=True):
     session_ids: tuple[str, ...]
     client_id: str = ""
 
@@ -140,7 +140,7 @@ class Renew(Record):
 # ------------------------------------------------------------------------------------------------ worker <-> controller
 
 
-class Running(Record):
+class Running(Record, frozen=True):
     """A session that a worker hosts, as it tells a controller that has just been (re)started."""
 
     session_id: str
@@ -150,7 +150,7 @@ class Running(Record):
     key: str = ""
 
 
-class Register(Record):
+class Register(Record, frozen=True):
     worker_id: str
     environments: tuple[Described, ...]
     slots: int
@@ -160,20 +160,20 @@ class Register(Record):
     version: int = VERSION
 
 
-class Registered(Record):
+class Registered(Record, frozen=True):
     heartbeat_s: float = 5.0
     """A worker silent for three of these is lost; its sessions end as failed."""
     unknown: tuple[str, ...] = ()
     """Sessions the controller has ended meanwhile; the worker closes them."""
 
 
-class Heartbeat(Record):
+class Heartbeat(Record, frozen=True):
     worker_id: str
     num_sessions: int = 0
     draining: bool = False
 
 
-class Ended(Record):
+class Ended(Record, frozen=True):
     """A session is over on its worker and its slot is free. `cause` is one of closed, done, lease, timeout, failed."""
 
     session_id: str
@@ -181,7 +181,7 @@ class Ended(Record):
     message: str = ""
 
 
-class OpenHere(Record):
+class OpenHere(Record, frozen=True):
     """The controller's placement, told to the worker."""
 
     session_id: str
@@ -190,7 +190,7 @@ class OpenHere(Record):
     client: str = ""
 
 
-class Drain(Record):
+class Drain(Record, frozen=True):
     draining: bool = True
 
 

@@ -3,6 +3,7 @@
     LudusError
     ├── ConfigError          a run file, override, name or option that cannot be honoured (also a ValueError)
     ├── EnvironmentFailed    an environment's own code raised, hung or answered nonsense
+    │   ├── TurnTimeout      one call into it took longer than a turn may
     │   └── SandboxFailed    what the environment's code runs in
     ├── WorkerLost           the process that hosted a session is gone
     ├── ControllerFailed     the service that places sessions refused, or cannot be reached
@@ -31,6 +32,10 @@ class ConfigError(LudusError, ValueError):
 
 
 class EnvironmentFailed(LudusError):
+    pass
+
+
+class TurnTimeout(EnvironmentFailed):
     pass
 
 

@@ -21,6 +21,7 @@ from ludus.errors import (
     EnvironmentFailed,
     LudusError,
     SandboxFailed,
+    TurnTimeout,
     WorkerLost,
     describe,
 )
@@ -98,6 +99,12 @@ class Opened(Record, frozen=True):
     worker_id: str = ""
     address: str = ""
     """Where to link for turns, e.g. ws://127.0.0.1:7101/link; empty: turns go through the controller."""
+
+
+class Withdraw(Record):
+    """Nobody waits for this `Open` any more: it leaves the queue, and a session that it has opened already is closed."""
+
+    request_id: str
 
 
 # ------------------------------------------------------------------------------------------------ turns: client -> worker (or controller)
@@ -234,6 +241,7 @@ def decode_frame(data: bytes | str) -> tuple[Envelope, ...]:
 _FAULTS: Mapping[str, tuple[type[LudusError], int]] = {
     "ConfigError": (ConfigError, 400),
     "SandboxFailed": (SandboxFailed, 502),
+    "TurnTimeout": (TurnTimeout, 504),
     "EnvironmentFailed": (EnvironmentFailed, 502),
     "WorkerLost": (WorkerLost, 503),
     "ControllerFailed": (ControllerFailed, 503),

@@ -50,7 +50,7 @@ def test_authored_sessions_plain_and_async_look_the_same(author):
 
 def test_one_client_serves_several_environments_and_loops():
     client = LocalClient([FakeEnvironment(name="one"), FakeEnvironment(name="two", turns=1)])
-    assert client.environments() == ["one", "two"]
+    assert list(client.environments()) == ["one", "two"]
     assert [len(asyncio.run(played(client, environment=name))) for name in ("one", "two")] == [4, 2]
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
+from ludus.controller.local import LocalClient
 from ludus.engines.fake import FakeEngine
 from ludus.environments import registry
 from ludus.rollout import play as play_module
@@ -191,9 +193,36 @@ def test_an_environment_that_hangs_ends_as_turn_timeout(place, blocking):
     trajectory = run(environment, engine, turn_timeout_s=0.1)
     doing = {"start": "starting", "act": "acting"}[place]
     assert trajectory.stop is Stop.TURN_TIMEOUT
-    assert trajectory.failure == f"EnvironmentFailed: {doing} exceeded 0.1 s"
+    assert trajectory.failure == f"TurnTimeout: {doing} exceeded 0.1 s"
     assert not trajectory.stop.scored
     assert engine.released == ["s1"]
+
+
+def test_an_environment_that_hangs_while_it_opens_ends_as_turn_timeout():
+    class Slow(WatchedEnvironment):
+        async def open(self, task, *, seed):
+            await asyncio.sleep(60)
+
+    trajectory = run(Slow(), FakeEngine([]), turn_timeout_s=0.1)
+    assert (trajectory.stop, trajectory.failure) == (Stop.TURN_TIMEOUT, "TurnTimeout: opening exceeded 0.1 s")
+
+
+def test_waiting_for_a_free_slot_is_neither_the_turns_time_nor_the_sessions():
+    class Queueing(LocalClient):
+        async def open(self, task, *, seed, timeout_s):
+            await asyncio.sleep(0.3)
+            return await super().open(task, seed=seed, timeout_s=timeout_s)
+
+    environment = WatchedEnvironment()
+    words = words_of(environment.tasks("train")[0])
+
+    async def main():
+        arena = make_arena(environment, FakeEngine(says(*words)), turn_timeout_s=0.2, session_timeout_s=0.25)
+        arena = replace(arena, client=Queueing([environment]))
+        return await play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena)
+
+    trajectory = asyncio.run(main())
+    assert (trajectory.stop, trajectory.reward) == (Stop.DONE, pytest.approx(1))
 
 
 def test_a_session_that_takes_too_long_in_all_says_what_it_was_doing():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
+from ludus.controller.client import TURN_S
+from ludus.controller.protocol import Described
 from ludus.environments.environment import Environment
 from ludus.environments.host import Host, HostedSession
-from ludus.errors import ConfigError, nearest
+from ludus.errors import ConfigError, TurnTimeout, nearest
 from ludus.types import Task
 
 
@@ -21,22 +24,39 @@ class LocalClient:
             self._environments[environment.name] = environment
         self._host = Host(max_threads=max_threads)
 
-    def environments(self) -> list[str]:
-        return list(self._environments)
+    def environments(self) -> dict[str, Described]:
+        return {name: described(environment) for name, environment in self._environments.items()}
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
         return await self._host.tasks(self._find(environment), split)
 
-    async def open(self, task: Task, *, seed: int) -> HostedSession:
-        return await self._host.open(self._find(task.environment), task, seed=seed)
+    async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> HostedSession:
+        environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
+        try:
+            async with clock:
+                return await self._host.open(environment, task, seed=seed)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise TurnTimeout(f"opening exceeded {timeout_s:g} s") from None
 
     async def close(self) -> None:
         await self._host.close()
 
     def _find(self, name: str) -> Environment:
         if name not in self._environments:
-            known = self.environments()
+            known = list(self._environments)
             raise ConfigError(
                 f"no environment {name!r} here.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
             )
         return self._environments[name]
+
+
+def described(environment: Environment) -> Described:
+    return Described(
+        name=environment.name,
+        description=environment.description,
+        max_turns=environment.max_turns,
+        options=dict(environment.options),
+        sandbox=getattr(environment, "sandbox", "none"),
+    )

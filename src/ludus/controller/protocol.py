@@ -101,7 +101,7 @@ class Opened(Record, frozen=True):
     """Where to link for turns, e.g. ws://127.0.0.1:7101/link; empty: turns go through the controller."""
 
 
-class Withdraw(Record):
+class Withdraw(Record, frozen=True):
     """Nobody waits for this `Open` any more: it leaves the queue, and a session that it has opened already is closed."""
 
     request_id: str

@@ -12,7 +12,7 @@ import logging
 import random
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from ludus.environments.answers import checked_action, checked_observation, checked_tasks
 from ludus.environments.environment import Environment, Session
@@ -21,6 +21,7 @@ from ludus.errors import ConfigError, EnvironmentFailed, describe
 from ludus.types import Action, Observation, Task
 
 T = TypeVar("T")
+Player = Literal["solve", "random_action"]
 CLOSE_S = 5.0
 """How long `close` waits for an author's own close."""
 LINGER_S = 0.5
@@ -98,12 +99,17 @@ class HostedSession:
 
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
         """The solver's action or, with chance `mistakes`, a random valid one."""
-        name, arguments = ("random_action", (rng,)) if rng.random() < mistakes else ("solve", ())
-        if not self.offers(name):
+        player, seed = draw_player(mistakes=mistakes, rng=rng)
+        return await self.propose(player, seed=seed)
+
+    async def propose(self, player: Player, *, seed: int) -> Action:
+        """What the environment's own player would do now; a random one draws from `seed`."""
+        if not self.offers(player):
             raise ConfigError(
-                f"environment {self._task.environment!r} has no {name}(); it cannot be played without a model"
+                f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
             )
-        return _checked(checked_action, await self._run(name, *arguments), where=self._where(name))
+        arguments = (random.Random(seed),) if player == "random_action" else ()
+        return _checked(checked_action, await self._run(player, *arguments), where=self._where(player))
 
     def offers(self, name: str) -> bool:
         return getattr(self._session, name, None) is not None
@@ -140,6 +146,11 @@ class HostedSession:
 
     def _where(self, name: str) -> str:
         return f"{self._task.id}: {name}"
+
+
+def draw_player(*, mistakes: float, rng: random.Random) -> tuple[Player, int]:
+    """Who plays, and its seed. One number leaves `rng`, not `rng` itself: the player may be in another process, and must draw the same."""
+    return ("random_action" if rng.random() < mistakes else "solve"), rng.getrandbits(53)
 
 
 def failed(error: BaseException, *, where: str) -> EnvironmentFailed:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ludus.controller.client import ClientSession
-from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, describe
+from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, TurnTimeout, describe
 from ludus.rollout.arena import Arena
 from ludus.seeds import derive
 from ludus.types import Action, Completion, Message, Observation, Sampling, Stop, Task, Trajectory, Turn
@@ -38,8 +38,8 @@ async def play(attempt: Attempt, *, arena: Arena) -> Trajectory:
 
 
 class _Ended(Exception):
-    def __init__(self, stop: Stop, failure: str = "") -> None:
-        self.stop, self.failure = stop, failure
+    def __init__(self, stop: Stop) -> None:
+        self.stop = stop
 
 
 class _Play:
@@ -76,14 +76,17 @@ class _Play:
 
     async def _until_ended(self) -> tuple[Stop, str]:
         session: ClientSession | None = None
-        clock = asyncio.timeout(self.limits.session_timeout_s)
+        clock = asyncio.timeout(None)
         try:
             async with clock:
-                opening = self.arena.client.open(self.attempt.task, seed=self.attempt.seed)
-                session = await self._in_turn_time(opening, "opening")
+                session = await self._open()
+                # only now: waiting for a free slot is the world's time, not this session's
+                clock.reschedule(asyncio.get_running_loop().time() + self.limits.session_timeout_s)
                 await self._converse(session)
         except _Ended as ended:
-            return ended.stop, ended.failure
+            return ended.stop, ""
+        except TurnTimeout as error:
+            return Stop.TURN_TIMEOUT, describe(error)
         except TimeoutError:
             if not clock.expired():  # not a limit of this session: somebody's bug
                 raise
@@ -94,6 +97,11 @@ class _Play:
             if session is not None:
                 await _close(session)
         return Stop.DONE, ""
+
+    async def _open(self) -> ClientSession:
+        self._note("opening")
+        attempt, limit_s = self.attempt, self.limits.turn_timeout_s
+        return await self.arena.client.open(attempt.task, seed=attempt.seed, timeout_s=limit_s)
 
     async def _converse(self, session: ClientSession) -> None:
         """Turns until the environment is done; raises _Ended where something else ends the session."""
@@ -168,7 +176,7 @@ class _Play:
         except TimeoutError:
             if not clock.expired():  # the session's clock, not the turn's
                 raise
-            raise _Ended(Stop.TURN_TIMEOUT, f"EnvironmentFailed: {doing} exceeded {limit_s:g} s") from None
+            raise TurnTimeout(f"{doing} exceeded {limit_s:g} s") from None
 
     def _out_of_time(self) -> str:
         doing = self.arena.activity.doing(self.attempt.session_id)

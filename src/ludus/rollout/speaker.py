@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from ludus.controller.client import ClientSession
 from ludus.engines.engine import Engine
-from ludus.errors import ConfigError
 from ludus.rollout.chat import Chat
-from ludus.types import CURRENT, Action, Completion, Sampling
+from ludus.types import CURRENT, Completion, Sampling
 
 
 class Speaker(Protocol):
@@ -37,11 +36,6 @@ class PolicySpeaker:
         await self._engine.release(session_id)
 
 
-@runtime_checkable
-class Solvable(Protocol):
-    async def solve(self, *, mistakes: float, rng: random.Random) -> Action: ...
-
-
 class SolverSpeaker:
     """The environment's own solver, playing a random valid action with chance `mistakes`. Its tokens have no logprobs worth the name."""
 
@@ -54,10 +48,6 @@ class SolverSpeaker:
     async def speak(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession
     ) -> Completion:
-        if not isinstance(session, Solvable):
-            raise ConfigError(
-                "this session offers no solver; solvers play only in this process, for environments that define `solve`"
-            )
         action = await session.solve(mistakes=self._mistakes, rng=random.Random(sampling.seed))
         spoken = tuple(self._chat.encode_action(action))
         blank = (0.0,) * len(spoken)

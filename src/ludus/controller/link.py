@@ -17,12 +17,25 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from ludus.controller.protocol import Envelope, Fault, decode, decode_frame, encode, encode_frame, error_of, fault_of
+from ludus.controller.protocol import (
+    MAX_FRAME_BYTES,
+    Envelope,
+    Fault,
+    decode,
+    decode_frame,
+    encode,
+    encode_frame,
+    error_of,
+    fault_of,
+)
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
 
 T = TypeVar("T")
 MAX_ENVELOPES = 512
 """Of one frame: the other end should begin to work before everything has been written."""
+FRAME_BYTES = 2**20
+"""A frame is full with so much, whatever the number of envelopes."""
+MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
 
 
 class Connection(Protocol):
@@ -78,8 +91,8 @@ class Link:
         number = next(self._ids)
         future: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self._post(Envelope(id=number, call=name, body=msgspec.Raw(encode(body))))
         try:
+            self._post(Envelope(id=number, call=name, body=_packed(body)))
             raw = await future
         finally:
             self._waiting.pop(number, None)
@@ -88,7 +101,7 @@ class Link:
     def tell(self, name: str, body: Any = None) -> None:
         """Calls the other end without waiting; nothing comes back, not even a failure."""
         if self._over is None:
-            self._post(Envelope(call=name, body=msgspec.Raw(encode(body))))
+            self._post(Envelope(call=name, body=_packed(body)))
 
     async def run(self) -> str:
         """Reads until the connection is over, and says why it is. Owns the writing task; whoever makes a link runs it."""
@@ -124,7 +137,8 @@ class Link:
         try:
             while True:
                 await self._has_mail.wait()
-                mail, self._outbox = self._outbox[:MAX_ENVELOPES], self._outbox[MAX_ENVELOPES:]
+                count = _frameful(self._outbox)
+                mail, self._outbox = self._outbox[:count], self._outbox[count:]
                 if not self._outbox:
                     self._has_mail.clear()
                 await self._connection.send(encode_frame(mail))
@@ -183,8 +197,8 @@ class Link:
             self._post(Envelope(id=number, error=error))
             return
         try:
-            self._post(Envelope(id=number, body=msgspec.Raw(encode(body))))
-        except Exception as failure:  # something that is not JSON: the caller must hear of it
+            self._post(Envelope(id=number, body=_packed(body)))
+        except Exception as failure:  # something that is not JSON, or too much: the caller must hear of it
             self._post(Envelope(id=number, error=fault_of(failure)))
 
     async def _end(self, reason: str) -> None:
@@ -199,3 +213,21 @@ class Link:
                 future.exception()  # its caller may be gone already
         self._waiting.clear()
         self._closed.set()
+
+
+def _packed(body: Any) -> msgspec.Raw:
+    packed = encode(body)
+    if len(packed) > MAX_BODY_BYTES:  # it would end the connection, and with it everybody else's calls
+        size, most = len(packed) / 2**20, MAX_BODY_BYTES / 2**20
+        raise ControllerFailed(f"a message of {size:.0f} MiB cannot be sent; at most {most:.0f} MiB", status=413)
+    return msgspec.Raw(packed)
+
+
+def _frameful(envelopes: list[Envelope]) -> int:
+    """How many of these make the next frame: at least one, and no more than the other end should wait for."""
+    size = 0
+    for count, envelope in enumerate(envelopes[:MAX_ENVELOPES]):
+        size += len(bytes(envelope.body))
+        if count and size > FRAME_BYTES:
+            return count
+    return min(len(envelopes), MAX_ENVELOPES)

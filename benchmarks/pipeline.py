@@ -38,7 +38,7 @@ def run_config(folder: Path, *, name: str, max_staleness: int, steps: int, seed:
             "rollout": {"group_size": GROUP_SIZE, "max_turn_tokens": 4, "max_tokens": 256, "max_invalid": 8},
             "pipeline": {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "max_staleness": max_staleness},
             "algorithm": {
-                "drop_zero_variance": False
+                "filter": "none"
             },  # an untrained model seldom scores: every group is trained all the same
             "trainer": {"lr": 1e-5},
             "store": {"folder": str(folder), "trajectories": False, "tensorboard": False, "checkpoint_every": 0},

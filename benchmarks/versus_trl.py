@@ -148,7 +148,7 @@ def run_config(model: str, folder: str, work: Work, *, max_staleness: int) -> Ru
         "rollout": rollout,
         "engine": {"threads": each},
         "pipeline": {"steps": work.steps, "groups_per_step": work.groups_per_step, "max_staleness": max_staleness},
-        "algorithm": {"drop_zero_variance": False},
+        "algorithm": {"filter": "none"},
         "trainer": {"lr": LR, "betas": BETAS, "threads": each},
         "store": {"folder": folder, "checkpoint_every": 0},
     }

@@ -108,7 +108,21 @@ def test_a_run_name_stays_inside_the_runs_folder(name):
         (["rollout.group_size=2", "rollout.min_group_size=3"], "min_group_size is 3.*group_size 2"),
         (["engine.kind=server"], "a url goes with kind 'server'"),
         (["engine.url=http://x"], "only with it"),
-        (["algorithm.centre=behaviour", "algorithm.importance_cap=2"], "leave the cap out"),
+        (["algorithm.centre=behaviour", "algorithm.importance_cap=2"], "importance_cap is 2.0.*only with centre 'old'"),
+        (["algorithm.loss=reinforce", "algorithm.clip_high=0.3"], "clip_high is 0.3.*only with loss 'clip' or 'cispo'"),
+        (["algorithm.loss=cispo", "algorithm.ratio=sequence"], "ratio is 'sequence'.*only with loss 'clip'"),
+        (["algorithm.discount=0.9"], "discount is 0.9.*only with advantage 'return_to_go'"),
+        (["algorithm.kl_weight=0.1"], "kl_weight is 0.1.*only with kl"),
+        (["algorithm.kl=k3"], "kl is 'k3' without kl_weight"),
+        (["algorithm.filter=top_share"], "top_share.*without filter_share"),
+        (["algorithm.filter_share=0.5"], "filter_share is 0.5.*only with filter"),
+        (["algorithm.filter=none", "algorithm.filter_rescale=sqrt"], "filter_rescale is 'sqrt'.*only with a filter"),
+        (["algorithm.aggregate=constant"], "without aggregate_tokens"),
+        (["algorithm.advantage=leave_one_out", "algorithm.normalise=std"], "no group deviation"),
+        (["algorithm.normalise=batch", "algorithm.task_normalise=token"], "would undo it"),
+        (["algorithm.dual_clip=1.1"], "inside the clip at 1.2"),
+        (["algorithm.task_centre=false"], "task_centre is False.*only with task_normalise"),
+        (["algorithm.importance_cap=0", "algorithm.importance=sequence"], "only with an importance_cap"),
     ],
 )
 def test_keys_that_contradict_each_other_are_rejected(overrides, message):
@@ -180,3 +194,18 @@ def test_the_tree_imports_nothing_heavy():
 def test_promise_8_what_a_server_decides_for_itself_is_refused(override):
     with pytest.raises(ConfigError, match="decides that for itself"):
         load_config(None, ["engine.kind=server", "engine.url=http://127.0.0.1:8000/v1", override])
+
+
+@pytest.mark.parametrize(
+    ("override", "resolved"),
+    [
+        ("centre=behaviour", {"importance_cap": 0.0, "normalise": "std", "filter": "zero_variance"}),
+        ("advantage=leave_one_out", {"normalise": "none", "filter": "zero_variance"}),
+        ("advantage=reward", {"normalise": "none", "filter": "none"}),
+        ("advantage=gigpo", {"normalise": "std", "filter": "none"}),
+    ],
+)
+def test_defaults_that_follow_from_another_key_are_written_out_and_read_back(override, resolved):
+    config = load_config(None, [f"algorithm.{override}"])
+    assert {name: getattr(config.algorithm, name) for name in resolved} == resolved
+    assert parse_config(tomllib.loads(dump_config(config))) == config

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.algorithms.advantages import differs, group_advantages, trajectory_weights
+from ludus.algorithms.advantages import differs, group_advantages, leave_one_out_advantages
 
 rewards = st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=12)
 
@@ -59,20 +59,13 @@ def test_normalised_advantages_are_zero_or_have_mean_0_and_deviation_1(values):
         assert not advantages.any()
 
 
-counts = st.lists(st.integers(0, 50), min_size=1, max_size=12).filter(any)
+@pytest.mark.parametrize("equal", [[0.1 + 0.2, 0.3], [5.0], []])
+def test_equal_rewards_left_out_one_by_one_give_exactly_zero(equal):
+    assert leave_one_out_advantages(equal).tolist() == [0.0] * len(equal)
 
 
-@given(counts, st.sampled_from(["token", "trajectory"]))
-def test_the_weights_of_all_tokens_sum_to_1(num_sampled, aggregate):
-    weights = trajectory_weights(num_sampled, aggregate=aggregate)
-    assert sum(w * n for w, n in zip(weights, num_sampled, strict=True)) == pytest.approx(1)
-
-
-def test_token_weights_are_equal_and_trajectory_weights_share_equally():
-    assert trajectory_weights([1, 3], aggregate="token") == [1 / 4, 1 / 4]
-    assert trajectory_weights([1, 3], aggregate="trajectory") == [1 / 2, 1 / 6]
-
-
-def test_a_trajectory_that_sampled_nothing_is_not_in_the_denominator():
-    assert trajectory_weights([0, 2], aggregate="trajectory") == [0, 1 / 2]
-    assert trajectory_weights([0, 0], aggregate="token") == [0, 0]
+@given(st.lists(st.floats(-100, 100, width=32), min_size=2, max_size=12))
+def test_leaving_one_out_is_centring_times_n_over_n_minus_1(values):
+    size = len(values)
+    centred = group_advantages(values, normalise="none")
+    assert leave_one_out_advantages(values) == pytest.approx(centred * size / (size - 1), rel=1e-5, abs=1e-4)

@@ -35,7 +35,7 @@ def make_config(folder: Path, model_folder: Path | str, /, **sections: Any) -> R
         "model": {"name": str(model_folder), "device": "cpu"},
         "environments": {"guess": {"options": GUESS}},
         # GRPO would wait for groups that differ in reward; an untrained model has few
-        "algorithm": {"drop_zero_variance": False},
+        "algorithm": {"filter": "none"},
         "rollout": {"group_size": 2, "max_turn_tokens": 6, "max_tokens": 256},
         "pipeline": {"steps": 3, "groups_per_step": 2, "max_staleness": 0},
         "store": {"folder": str(folder), "tensorboard": False, "checkpoint_every": 0},

@@ -30,7 +30,7 @@ def test_the_check_finds_nothing_wrong_and_nothing_to_warn_of():
 
 def test_it_trains(tmp_path):
     smaller = ["rollout.group_size=2", "rollout.max_turn_tokens=4", "pipeline.groups_per_step=1", "pipeline.steps=2"]
-    untrained = ["algorithm.drop_zero_variance=false", "evaluation.every=0", "store.tensorboard=false"]
+    untrained = ["algorithm.filter=none", "evaluation.every=0", "store.tensorboard=false"]
     here = [f"environments.climb.source={CLIMB}", f"store.folder={tmp_path}"]
     config = load_config(CLIMB.with_suffix(".toml"), [*smaller, *untrained, *here])
     result = asyncio.run(train(config))

@@ -1,16 +1,14 @@
-"""Algorithms by name. An algorithm is a short file built from `advantages` and `losses`."""
+"""The algorithm of a run, from its config: pieces of `advantages`, `returns`, `losses` and the like, put together."""
 
 from __future__ import annotations
 
 from ludus.algorithms.algorithm import Algorithm, Tokens
-from ludus.algorithms.grpo import Grpo
+from ludus.algorithms.policy_gradient import PolicyGradient
 from ludus.config import AlgorithmConfig
-
-ALGORITHMS = {"grpo": Grpo}
 
 
 def make_algorithm(config: AlgorithmConfig) -> Algorithm:
-    return ALGORITHMS[config.kind](config)
+    return PolicyGradient(config)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "Grpo", "Tokens", "make_algorithm"]
+__all__ = ["Algorithm", "PolicyGradient", "Tokens", "make_algorithm"]

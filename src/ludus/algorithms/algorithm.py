@@ -20,6 +20,11 @@ class Tokens:
     behaviour_logprobs: Tensor  # what the engine reported
     advantages: Tensor
     weights: Tensor  # the loss is sum(weights * token_loss)
+    rows: Tensor | None = None  # int64: which sequence of the microbatch a token belongs to; a sequence is never split
+    reference_logprobs: Tensor | None = (
+        None  # a frozen reference policy, without gradient; where the trainer was given one
+    )
+    entropies: Tensor | None = None  # of the current policy, with gradient where the trainer was asked for it
 
 
 class Algorithm(Protocol):

@@ -130,7 +130,7 @@ def test_groups_without_a_difference_are_dropped_and_counted():
 
 
 def test_kept_groups_without_a_difference_weigh_in_with_advantage_exactly_0():
-    batch = grpo(drop_zero_variance=False).batch([make_group([0.1 + 0.2, 0.3]), make_group([0.0, 1.0])])
+    batch = grpo(filter="none").batch([make_group([0.1 + 0.2, 0.3]), make_group([0.0, 1.0])])
     assert [s.advantages[1] for s in batch.sequences] == [0.0, 0.0, -1.0, 1.0]
     assert sum(s.weights.sum() for s in batch.sequences) == pytest.approx(1)
 
@@ -144,8 +144,8 @@ def test_a_batch_with_nothing_to_learn_from_is_empty():
 def test_dropping_groups_without_a_difference_only_scales_the_gradient():
     groups = [make_group([0.0, 1.0]), make_group([1.0, 1.0])]
     gradients = []
-    for drop in (True, False):
-        algorithm = grpo(drop_zero_variance=drop)
+    for rule in ("zero_variance", "none"):
+        algorithm = grpo(filter=rule)
         logits = torch.zeros(8, requires_grad=True)
         loss_of(algorithm, algorithm.batch(groups).sequences, policy=logits.log_softmax(0)).backward()
         gradients.append(logits.grad)

@@ -1,0 +1,52 @@
+"""Advantages normalised over more than a group, on the very values that the loss consumes. Promise: mean 0 and std 1 on them.
+
+    whiten           A~ = (A - mu) / sigma           over the sampled tokens of the batch: REINFORCE++ (2501.03262)
+    by environment   A~ = (A - mu_e) / sigma_e       over those of one environment: task advantage normalisation (AgentRL, 2510.04206)
+
+Statistics count every token once (as published), or every trajectory once: then long trajectories do not dominate mu and sigma.
+`centre = False` divides by the deviation from 0 only, which keeps signs, and keeps a group of equal rewards at 0; with `centre` such a
+group gets -mu / sigma, as in the paper. Left out: the published epsilon of 1e-6 under sigma; values that are equal give exactly 0.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
+from typing import Literal
+
+import numpy as np
+
+from ludus.algorithms.advantages import differs
+
+Statistics = Literal["token", "trajectory"]
+
+
+def whiten(values: Seq[np.ndarray], *, statistics: Statistics = "token", centre: bool = True) -> list[np.ndarray]:
+    """`values[i]` are the advantages of the sampled tokens of trajectory i; the answer has the same shape."""
+    flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)
+    weights = np.concatenate([*(_weights(len(own), statistics) for own in values), np.zeros(0)])
+    if not len(flat) or (centre and not differs(flat)) or not flat.any():
+        return [np.zeros(len(own), dtype=np.float32) for own in values]
+    mean = np.average(flat, weights=weights) if centre else 0.0
+    deviation = np.sqrt(np.average((flat - mean) ** 2, weights=weights))
+    return [((own.astype(np.float64) - mean) / deviation).astype(np.float32) for own in values]
+
+
+def whiten_by(
+    values: Seq[np.ndarray], keys: Seq[Hashable], *, statistics: Statistics = "token", centre: bool = True
+) -> list[np.ndarray]:
+    """`whiten` among the trajectories of each key, such as an environment's name."""
+    members: defaultdict[Hashable, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        members[key].append(index)
+    answer = [np.zeros(0, dtype=np.float32)] * len(values)
+    for indices in members.values():
+        done = whiten([values[index] for index in indices], statistics=statistics, centre=centre)
+        for index, own in zip(indices, done, strict=True):
+            answer[index] = own
+    return answer
+
+
+def _weights(count: int, statistics: Statistics) -> np.ndarray:
+    return np.full(count, 1.0 if statistics == "token" or not count else 1.0 / count)

@@ -1,0 +1,97 @@
+"""What an action is worth by what came after it: returns-to-go, and generalised advantage estimation given a critic's values.
+
+Promise: rewards are credited to the action that earned them and to those before it, never to one after it or to an observation.
+
+    return to go     G_k = rho_k + gamma G_{k+1}                                     rho_k: reward of turn k's observation
+    GAE              delta_t = rho_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}          (1506.02438)
+    token GAE        the same over sampled tokens only; a turn's reward on its last sampled token
+    turn GAE         the same over turns, V_k read before the turn's first sampled token                    (Agent-R1, 2511.14460)
+    bi-level GAE     turn GAE over the values at turn ends, then token GAE inside each turn, ending in it   (VAGEN, RAGEN)
+
+gamma is `discount`, lambda is `trace`. A session that was cut bootstraps with `last_value`; one that was done does not (0).
+Left out: the critic, and whitening (see `normalisation`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from ludus.types import Trajectory
+
+
+def turn_rewards(trajectory: Trajectory) -> np.ndarray:
+    """(K,) what each turn's action earned. The first observation's reward was earned by no action, and is not in it."""
+    return np.array([turn.observation.reward for turn in trajectory.turns], dtype=np.float64)
+
+
+def return_to_go(rewards: np.ndarray, *, discount: float) -> np.ndarray:
+    """Example: rewards [0, 1], discount 0.5 -> [0.5, 1]."""
+    returns, after = np.zeros(len(rewards)), 0.0
+    for turn in reversed(range(len(rewards))):
+        returns[turn] = after = rewards[turn] + discount * after
+    return returns
+
+
+def gae(
+    rewards: np.ndarray, values: np.ndarray, *, discount: float, trace: float, last_value: float = 0.0
+) -> np.ndarray:
+    """Advantages of a chain of steps: turns, or the sampled tokens of a trajectory."""
+    advantages, after = np.zeros(len(rewards)), 0.0
+    following = np.append(values[1:], last_value)
+    for step in reversed(range(len(rewards))):
+        delta = rewards[step] + discount * following[step] - values[step]
+        advantages[step] = after = delta + discount * trace * after
+    return advantages
+
+
+def token_rewards(rewards: Seq[float], *, sampled: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """(T,) each turn's reward on its last sampled token. A turn that sampled nothing passes its reward to the turn before it."""
+    placed, carried = np.zeros(len(sampled)), 0.0
+    for turn in reversed(range(len(rewards))):
+        own = np.flatnonzero(sampled & (turns == turn))
+        carried += rewards[turn]
+        if len(own):
+            placed[own[-1]], carried = carried, 0.0
+    return placed
+
+
+def token_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    *,
+    sampled: np.ndarray,
+    discount: float,
+    trace: float,
+    last_value: float = 0.0,
+) -> np.ndarray:
+    """(T,) over sampled tokens; observations neither discount nor carry anything, and get 0."""
+    advantages = np.zeros(len(sampled))
+    advantages[sampled] = gae(rewards[sampled], values[sampled], discount=discount, trace=trace, last_value=last_value)
+    return advantages
+
+
+def bilevel_gae(
+    rewards: np.ndarray,
+    values: np.ndarray,
+    *,
+    sampled: np.ndarray,
+    turns: np.ndarray,
+    discount: float,
+    trace: float,
+    token_discount: float = 1.0,
+    token_trace: float = 1.0,
+    last_value: float = 0.0,
+) -> np.ndarray:
+    """(T,) from (K,) rewards per turn and (T,) values. Turn ends come from `turns`, never from where a reward is not 0."""
+    own = [np.flatnonzero(sampled & (turns == turn)) for turn in range(len(rewards))]
+    assert all(map(len, own)), "every turn has sampled tokens"
+    ends = np.array([positions[-1] for positions in own], dtype=np.int64)
+    of_turn = gae(rewards, values[ends], discount=discount, trace=trace, last_value=last_value)
+    advantages = np.zeros(len(sampled))
+    for turn, positions in enumerate(own):
+        inside = np.zeros(len(positions))
+        inside[-1] = of_turn[turn] + values[ends[turn]]  # the turn's return ends the chain of its tokens
+        advantages[positions] = gae(inside, values[positions], discount=token_discount, trace=token_trace)
+    return advantages

@@ -30,6 +30,25 @@ def test_an_unknown_key_is_rejected_with_the_near_name_at_every_level(override, 
         load_config(None, [override])
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["environments.guess.at=workrs"], r"'here', 'workers' or a controller's URL.*Did you mean 'workers'"),
+        (["environments.guess.at=127.0.0.1:7100"], r"at is '127.0.0.1:7100'; expected .* such as http://"),
+        (["environments.guess.at=http://me:secret@a:7100"], r"^environments.guess: at holds a password(?!.*secret)"),
+        (["environments.guess.at=http://a:7100", "environments.guess.source=a.py"], r"source is 'a.py'.*leave it out"),
+        (["environments.guess.weight=1", "workers.num=3"], r"workers is set, but no environment runs there"),
+        (
+            ["environments.guess.weight=1", "controller.wait_s=9"],
+            r"controller is set, but all environments run in this",
+        ),
+    ],
+)
+def test_where_environments_run_is_said_in_a_way_that_can_be_honoured(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config(None, overrides)
+
+
 def test_several_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["trainer.lrr=1", "pipeline.steps=0"])
@@ -152,6 +171,7 @@ def test_a_folder_given_as_run_file_is_named(tmp_path):
         [],
         ["algorithm.centre=behaviour"],
         ["engine.kind=server", "engine.url=http://127.0.0.1:8000/v1"],
+        ["environments.guess.at=workers", "workers.num=3", "workers.slots=8", "controller.wait_s=9"],
         ["environments.guess.max_turns=4", "environments.guess.options.deep={a=[1,2],b='x'}", "sft.min_reward=0.5"],
     ],
 )

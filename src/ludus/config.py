@@ -33,6 +33,9 @@ class ModelConfig(Section):
     """How the model writes tool calls; auto reads it off the chat template."""
 
 
+HERE, WORKERS = "here", "workers"
+
+
 class EnvironmentConfig(Section):
     source: str = ""
     """Where the class is, as module:Class or file.py (or file.py:Class); empty: the section's name is a registered environment."""
@@ -41,7 +44,39 @@ class EnvironmentConfig(Section):
     max_turns: int | None = Field(default=None, gt=0)
     """Overrides rollout.max_turns for this environment."""
     options: dict[str, Any] = {}
-    """Handed to the environment's constructor, which rejects what it does not know."""
+    """Handed to the environment's constructor, which rejects what it does not know. At a controller they must be what its workers have."""
+    at: str = HERE
+    """Where its sessions run: here (this process), workers (processes that the run starts and stops itself), or a controller's URL."""
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> EnvironmentConfig:
+        remote = self.at.startswith(("http://", "https://"))
+        if self.at not in (HERE, WORKERS) and not remote:
+            raise ValueError(
+                f"at is {self.at!r}; expected '{HERE}', '{WORKERS}' or a controller's URL such as http://127.0.0.1:7100."
+                f"{nearest(self.at, (HERE, WORKERS))}"
+            )
+        if remote and "@" in self.at:
+            raise ValueError("at holds a password, which would be stored with the run; see controller.token_file")
+        if remote and self.source:
+            raise ValueError(
+                f"source is {self.source!r} with at {self.at!r}, whose workers have their own; leave it out"
+            )
+        return self
+
+
+class WorkersConfig(Section):
+    num: int = Field(default=1, gt=0)
+    """Processes that the run starts for its environments with at = "workers", and stops when it ends."""
+    slots: int = Field(default=256, gt=0)
+    """Sessions at once in each of them; more wait for a free slot."""
+
+
+class ControllerConfig(Section):
+    token_file: str = ""
+    """A file that holds the token for the controllers in environments.NAME.at; empty: LUDUS_TOKEN, where it is set."""
+    wait_s: float = Field(default=300.0, gt=0)
+    """How long a session may wait for a free slot, there or on the run's own workers, before it counts as failed."""
 
 
 class RolloutConfig(Section):
@@ -301,6 +336,8 @@ class RunConfig(Section):
     """Decides the draw of tasks, the noise of every attempt, and the weights of `tiny`."""
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
+    workers: WorkersConfig = WorkersConfig()
+    controller: ControllerConfig = ControllerConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -320,6 +357,19 @@ class RunConfig(Section):
             raise ValueError(
                 f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
                 "no group could ever be complete"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _places_are_used(self) -> RunConfig:
+        places = {section.at for section in self.environments.values()}
+        if self.workers != WorkersConfig() and WORKERS not in places:
+            raise ValueError(
+                f"workers is set, but no environment runs there; give one at = '{WORKERS}', or leave it out"
+            )
+        if self.controller != ControllerConfig() and places <= {HERE}:
+            raise ValueError(
+                "controller is set, but all environments run in this process; give one another `at`, or leave it out"
             )
         return self
 

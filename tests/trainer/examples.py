@@ -28,13 +28,13 @@ def make_model(seed=0, **changes):
     return LlamaForCausalLM(LlamaConfig(**settings | changes))
 
 
-def make_sequence(length, *, seed=0, weight=0.01):
+def make_sequence(length, *, seed=0, weight=0.01, ids=None):
     """Prompts of three tokens, then turns of two sampled and two observed tokens."""
     generator = np.random.default_rng(seed)
     sampled = np.arange(length) % 4 < 2
     sampled[:3] = False
     return Sequence(
-        ids=frozen_array(generator.integers(0, VOCABULARY, length), np.int32),
+        ids=frozen_array(generator.integers(0, VOCABULARY, length) if ids is None else ids, np.int32),
         sampled=frozen_array(sampled, np.bool_),
         logprobs=frozen_array(np.where(sampled, -3 + generator.normal(size=length), 0), np.float32),
         versions=frozen_array(np.where(sampled, 0, -1), np.int32),

@@ -3,29 +3,54 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.trainer.pack import make_microbatch, pack, row_length
+from ludus.trainer.pack import common_prefix, make_microbatch, pack, row_ids, row_length, trie
 from tests.trainer.examples import make_sequence
 
-
-@given(st.lists(st.integers(1, 40), max_size=30), st.integers(1, 50))
-def test_every_sequence_is_packed_once_and_the_budget_holds_unless_one_alone_breaks_it(lengths, budget):
-    bins = pack(lengths, budget=budget)
-    assert sorted(index for indices in bins for index in indices) == list(range(len(lengths)))
-    assert all(len(indices) == 1 or sum(lengths[i] for i in indices) <= budget for indices in bins)
+rows_of_few_tokens = st.lists(st.lists(st.integers(0, 2), max_size=8).map(np.array), max_size=12)
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(40, 60))
-def test_no_two_microbatches_would_fit_into_one(lengths, budget):
-    loads = sorted(sum(lengths[i] for i in indices) for indices in pack(lengths, budget=budget))
-    assert len(loads) == 1 or loads[0] + loads[1] > budget
+def computed(rows, indices):
+    return 1 + max(int(nodes[-1]) for nodes in trie([rows[index] for index in indices]))
 
 
-def test_packing_is_first_fit_decreasing_and_equal_lengths_keep_their_order():
-    assert pack([3, 5, 3, 2, 5], budget=8) == [[1, 0], [4, 2], [3]]
+@given(rows_of_few_tokens, st.integers(1, 20))
+def test_every_row_is_packed_once_and_the_budget_holds_unless_one_alone_breaks_it(rows, budget):
+    bins = pack(rows, budget=budget)
+    packed = sorted(index for indices in bins for index in indices)
+    assert packed == [index for index, row in enumerate(rows) if len(row)]
+    assert all(len(indices) == 1 or computed(rows, indices) <= budget for indices in bins)
+
+
+@given(rows_of_few_tokens)
+def test_with_room_enough_every_beginning_that_rows_have_in_common_is_computed_once(rows):
+    for indices in pack(rows, budget=1000):
+        beginnings = {tuple(rows[index][: n + 1]) for index in indices for n in range(len(rows[index]))}
+        assert computed(rows, indices) == len(beginnings)
+
+
+@given(rows_of_few_tokens)
+def test_a_node_stands_for_one_beginning_and_no_other(rows):
+    of_node = {}
+    for row, nodes in zip(rows, trie(rows), strict=True):
+        assert len(nodes) == len(row)
+        for n, node in enumerate(nodes):
+            assert of_node.setdefault(int(node), tuple(row[: n + 1])) == tuple(row[: n + 1])
+
+
+def test_packing_does_not_depend_on_the_order_of_what_is_packed():
+    rows = [np.array(row) for row in ([7, 7], [1, 2, 3], [7, 1], [1, 2])]
+    backwards = [[len(rows) - 1 - index for index in indices] for indices in pack(rows[::-1], budget=4)]
+    assert pack(rows, budget=4) == backwards == [[3, 1], [2, 0]]
 
 
 def test_what_has_nothing_to_predict_is_in_no_microbatch():
-    assert pack([0, 4, 0], budget=8) == [[1]]
+    assert pack([np.array([]), np.arange(4), np.array([])], budget=8) == [[1]]
+
+
+def test_a_common_prefix_ends_where_the_first_tokens_differ_or_one_row_does():
+    assert common_prefix(np.array([1, 2, 3]), np.array([1, 2, 4])) == 2
+    assert common_prefix(np.array([1, 2, 3]), np.array([1, 2])) == 2
+    assert common_prefix(np.array([5]), np.array([6])) == 0
 
 
 def test_a_row_ends_before_its_last_sampled_token():
@@ -42,8 +67,23 @@ def test_each_predictor_sits_right_before_its_target():
     assert microbatch.positions[0].tolist() == [*range(9), *range(5)]
     assert microbatch.segments.lengths == (9, 5)
     assert microbatch.segments.bounds.tolist() == [0, 9, 14]
+    assert microbatch.segments.spread is None, "these two have nothing in common"
     assert microbatch.predictors.tolist() == [3, 4, 7, 8, 12, 13]
     for name in ("ids", "advantages", "weights", "logprobs"):
         field = {"ids": "targets", "logprobs": "behaviour_logprobs"}.get(name, name)
         expected = np.concatenate([getattr(s, name)[s.sampled] for s in sequences])
         assert getattr(microbatch, field).tolist() == pytest.approx(expected.tolist())
+
+
+def test_sequences_that_begin_alike_share_a_row_and_each_predicts_its_own():
+    first = make_sequence(11, seed=1)
+    second = make_sequence(11, seed=1, ids=[*first.ids[:7], *(first.ids[7:] + 1)])
+    microbatch = make_microbatch([first, second])
+    assert microbatch.ids[0].tolist() == [*first.ids[:9], *second.ids[7:9]]
+    assert microbatch.positions[0].tolist() == [*range(9), 7, 8]
+    assert microbatch.segments.lengths == (9, 9)
+    assert microbatch.segments.spread.tolist() == [*range(9), *range(7), 9, 10]
+    assert microbatch.segments.gather.tolist() == [*range(9), 16, 17]
+    assert microbatch.predictors.tolist() == [3, 4, 7, 8, 3, 4, 9, 10]
+    assert microbatch.targets.tolist() == [*first.ids[first.sampled], *second.ids[second.sampled]]
+    assert len(row_ids(first)) == 9

@@ -13,6 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,15 +26,25 @@ NAME = "ludus_packed"
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device."""
+    """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device.
+
+    Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
+    `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
+    """
 
     lengths: tuple[int, ...]
     bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device
+    spread: Tensor | None = None  # int64 (sum of lengths,)
+    gather: Tensor | None = None  # int64 (N,)
 
     @classmethod
-    def of(cls, lengths: Seq[int], *, device: torch.device | str = "cpu") -> Segments:
+    def of(cls, lengths: Seq[int], *, spread: np.ndarray | None = None, device: torch.device | str = "cpu") -> Segments:
         sums = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return cls(tuple(lengths), sums.to(device))
+        gather = None if spread is None else np.unique(spread, return_index=True)[1]
+        if spread is None or gather is None or len(gather) == len(spread):  # nothing is shared
+            return cls(tuple(lengths), sums.to(device))
+        places = (torch.from_numpy(each.astype(np.int64)).to(device) for each in (spread, gather))
+        return cls(tuple(lengths), sums.to(device), *places)
 
     @property
     def longest(self) -> int:
@@ -69,9 +80,11 @@ def _attend(
     )  # under autocast the rotary embedding leaves these two in float32
     if segments is None:
         return _causal(query, key, value, scaling), None
-    if value.is_cuda and value.dtype != torch.float32:
-        return _fused(query, key, value, scaling, segments), None
-    return _looped(query, key, value, scaling, segments), None
+    if segments.spread is not None:
+        query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
+    each = _fused if value.is_cuda and value.dtype != torch.float32 else _looped
+    out = each(query, key, value, scaling, segments)
+    return out if segments.gather is None else out.index_select(1, segments.gather), None
 
 
 def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:

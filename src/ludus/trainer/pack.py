@@ -1,6 +1,10 @@
-"""From sequences to microbatches: packed rows within a token budget. Promise: deterministic, and every sampled token is in exactly one.
+"""From sequences to microbatches within a token budget. Promise: deterministic, and every sampled token is predicted exactly once.
 
-A row holds only what its logprobs need: tokens from the last sampled one on (and the trailing observation) predict nothing.
+A row holds only what its logprobs need: tokens from the last sampled one on (and the trailing observation) predict nothing. Sequences
+that begin alike, as all attempts of a group do, are neighbours, and what they have in common is computed once:
+
+    prompt a b c | x y        computed: prompt a b c x y z        a trie, one node per token
+    prompt a b c | x z        (attention alone sees each sequence whole)
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from ludus.types import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One packed row of N tokens with M sampled tokens to predict. Row position `predictors[m]` predicts token `targets[m]`."""
+    """One packed row of N computed tokens with M sampled tokens to predict. Row position `predictors[m]` predicts token `targets[m]`."""
 
     ids: Tensor  # int64 (1, N)
     positions: Tensor  # int64 (1, N), from 0 in each sequence
@@ -37,43 +41,73 @@ def row_length(sequence: Sequence) -> int:
     return int(sampled[-1]) if len(sampled) else 0
 
 
-def pack(lengths: Seq[int], *, budget: int) -> list[list[int]]:
-    """Indices per microbatch, first-fit decreasing. A sequence above the budget gets a microbatch of its own; one of length 0, none."""
+def row_ids(sequence: Sequence) -> np.ndarray:
+    return sequence.ids[: row_length(sequence)]
+
+
+def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
+    """Indices per microbatch of rows in lexical order, each filled until the next row's own tokens would exceed the budget.
+
+    A row above the budget gets a microbatch of its own; one of length 0, none.
+    """
     bins: list[list[int]] = []
-    room: list[int] = []
-    for index in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: (-lengths[i], i)):
-        place = next((b for b, free in enumerate(room) if free >= lengths[index]), None)
-        if place is None:
+    room = 0
+    for index in sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (_lexical(rows[i]), i)):
+        shared = common_prefix(rows[bins[-1][-1]], rows[index]) if bins else 0
+        if not bins or len(rows[index]) - shared > room:
             bins.append([])
-            room.append(budget)
-            place = len(bins) - 1
-        bins[place].append(index)
-        room[place] -= lengths[index]
+            room, shared = budget, 0
+        bins[-1].append(index)
+        room -= len(rows[index]) - shared
     return bins
+
+
+def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
+    """For each row the nodes of its tokens, numbered as they appear; a row shares those of what it has in common with the one before."""
+    nodes: list[np.ndarray] = []
+    count = 0
+    for i, row in enumerate(rows):
+        shared = common_prefix(rows[i - 1], row) if i else 0
+        new = np.arange(count, count + len(row) - shared)
+        nodes.append(np.concatenate([nodes[-1][:shared], new]) if shared else new)
+        count += len(new)
+    return nodes
 
 
 def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "cpu") -> Microbatch:
     assert not any(sequence.sampled[0] for sequence in sequences), "a sampled token needs a prompt before it"
-    lengths = [row_length(sequence) for sequence in sequences]
-    starts = np.cumsum([0, *lengths[:-1]])
+    rows = [row_ids(sequence) for sequence in sequences]
+    nodes = trie(rows)
+    spread = np.concatenate(nodes)
+    _, first = np.unique(spread, return_index=True)  # where each node's token stands in the row of whole sequences
     targets = [np.flatnonzero(sequence.sampled) for sequence in sequences]
 
-    def row(parts: list[np.ndarray], dtype: Any) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(dtype, copy=False)).to(device)
+    def tensor(values: np.ndarray, dtype: Any) -> Tensor:
+        return torch.from_numpy(values.astype(dtype, copy=False)).to(device)
 
     def sampled(arrays: list[np.ndarray], dtype: Any) -> Tensor:
-        return row([array[target] for array, target in zip(arrays, targets, strict=True)], dtype)
+        return tensor(np.concatenate([array[target] for array, target in zip(arrays, targets, strict=True)]), dtype)
 
     return Microbatch(
-        ids=row([s.ids[:n] for s, n in zip(sequences, lengths, strict=True)], np.int64).unsqueeze(0),
-        positions=row([np.arange(n) for n in lengths], np.int64).unsqueeze(0),
-        segments=Segments.of(lengths, device=device),
-        predictors=row([start + target - 1 for start, target in zip(starts, targets, strict=True)], np.int64),
+        ids=tensor(np.concatenate(rows)[first], np.int64).unsqueeze(0),
+        positions=tensor(np.concatenate([np.arange(len(row)) for row in rows])[first], np.int64).unsqueeze(0),
+        segments=Segments.of([len(row) for row in rows], spread=spread, device=device),
+        predictors=tensor(np.concatenate([n[t - 1] for n, t in zip(nodes, targets, strict=True)]), np.int64),
         targets=sampled([s.ids for s in sequences], np.int64),
         behaviour_logprobs=sampled([s.logprobs for s in sequences], np.float32),
         advantages=sampled([_given(s.advantages, "advantages") for s in sequences], np.float32),
         weights=sampled([_given(s.weights, "weights") for s in sequences], np.float32),
     )
+
+
+def _lexical(row: np.ndarray) -> bytes:
+    return row.astype(">u4").tobytes()
 
 
 def _given(values: np.ndarray | None, name: str) -> np.ndarray:

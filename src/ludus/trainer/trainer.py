@@ -24,7 +24,7 @@ from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpo
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.metrics import summarise
 from ludus.trainer.optimizer import Schedule, make_optimizer, warmup
-from ludus.trainer.pack import make_microbatch, pack, row_length
+from ludus.trainer.pack import Microbatch, make_microbatch, pack, row_ids
 from ludus.trainer.state import (
     load_optimizer_tensors,
     load_weights,
@@ -53,7 +53,10 @@ class Trainer:
         temperature: float = 1.0,
         channel: Channel | None = None,
         schedule: Schedule | None = None,
+        reference: PreTrainedModel | None = None,
+        entropy_gradient: bool = False,
     ) -> None:
+        """`reference` is frozen, and its logprobs are given to the loss; `entropy_gradient`: the loss has an entropy bonus."""
         self.model = model
         self.version = 0
         """Optimiser steps published so far."""
@@ -67,8 +70,12 @@ class Trainer:
         self._dtype = model.dtype
         self._schedule = schedule or warmup(config.lr, steps=config.warmup_steps)
         model.float().eval()
+        self._reference = reference
+        self._entropy_gradient = entropy_gradient
         with cpu_threads(config.threads):
             prepare(model)
+            if reference is not None:
+                prepare(reference.requires_grad_(False).eval())
         self._optimizer = make_optimizer(model, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
     # -------------------------------------------------------------------------------------------- a step
@@ -103,8 +110,8 @@ class Trainer:
         """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token."""
         self._optimizer.zero_grad()
         total, pieces = torch.zeros((), device=self.model.device), []
-        lengths = [row_length(sequence) for sequence in sequences]
-        for indices in pack(lengths, budget=self._config.microbatch_tokens):
+        rows = [row_ids(sequence) for sequence in sequences]
+        for indices in pack(rows, budget=self._config.microbatch_tokens):
             loss, diagnostics = self._forward([sequences[index] for index in indices])
             loss.backward()
             total += loss.detach()
@@ -114,16 +121,28 @@ class Trainer:
     def _forward(self, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
         microbatch = make_microbatch(sequences, device=self.model.device)
         with self._autocast():
-            logprobs, entropies = sampled_logprobs(self.model, microbatch, temperature=self._temperature)
+            logprobs, entropies = sampled_logprobs(
+                self.model, microbatch, temperature=self._temperature, entropy_gradient=self._entropy_gradient
+            )
         tokens = Tokens(
             logprobs=logprobs,
             old_logprobs=logprobs.detach(),  # one step per batch: the policy at its start is the policy itself
             behaviour_logprobs=microbatch.behaviour_logprobs,
             advantages=microbatch.advantages,
             weights=microbatch.weights,
+            rows=_rows(sequences, device=self.model.device),
+            reference_logprobs=self._reference_logprobs(microbatch),
+            entropies=entropies,
         )
         loss, diagnostics = self._loss(tokens)
-        return (tokens.weights * loss).sum(), {"entropy": entropies, **diagnostics}
+        return (tokens.weights * loss).sum(), {"entropy": entropies.detach(), **diagnostics}
+
+    @torch.no_grad()
+    def _reference_logprobs(self, microbatch: Microbatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with self._autocast():
+            return sampled_logprobs(self._reference, microbatch, temperature=self._temperature)[0]
 
     def _autocast(self) -> torch.autocast:
         half = self._dtype != torch.float32
@@ -199,6 +218,12 @@ class Trainer:
         self.version = int(checkpoint.state["trainer"]["version"])
         self._published = None
         return checkpoint
+
+
+def _rows(sequences: Seq[Sequence], *, device: torch.device) -> Tensor:
+    """Which of `sequences` each of their sampled tokens belongs to, in the order a microbatch has them."""
+    counts = torch.tensor([sequence.num_sampled for sequence in sequences])
+    return torch.repeat_interleave(torch.arange(len(sequences)), counts).to(device)
 
 
 def _all_sampled(ids: Seq[int]) -> Sequence:

@@ -1,0 +1,117 @@
+"""An AgentGym server as an Environment: `url` says where, `family` which of its kinds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
+from ludus.adapters.agentgym.reading import Unreadable
+from ludus.adapters.agentgym.server import Instances, Server, says_error
+from ludus.adapters.agentgym.splits import choose
+from ludus.adapters.outside import as_text
+from ludus.errors import ConfigError, EnvironmentFailed, nearest
+from ludus.types import Action, Message, Observation, Task
+
+
+class AgentGym:
+    def __init__(
+        self, *, url: str, family: str, train: str | list[int] = "", test: str | list[int] = "", name: str = "agentgym"
+    ) -> None:
+        """train, test: task ids as a list, as ranges ("0-373,400"), or a .json file of AgentGym's rows; empty: see splits.py."""
+        if family not in FAMILIES:
+            raise ConfigError(
+                f"unknown AgentGym family {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}."
+            )
+        self.name = name
+        self.family: Family = FAMILIES[family]
+        self.description = self.family.instruction
+        self.max_turns: int | None = self.family.max_turns
+        self.options: dict[str, Any] = {"url": url, "family": family, "train": train, "test": test}
+        self.server = Server(_base(url, prefix=self.family.prefix))
+        self.instances = Instances(self._create)
+        self._split = choose(family, train=train, test=test)
+
+    def tasks(self, split: str) -> list[Task]:
+        ids = {"train": self._split.train, "test": self._split.test}.get(split, ())
+        return [Task(f"{self.name}/{split}/{i}", self.name, split, {"id": i}) for i in ids]
+
+    def open(self, task: Task, *, seed: int) -> AgentGymSession:
+        """`seed` goes nowhere: these servers take their noise from the task."""
+        return AgentGymSession(self, task)
+
+    async def _create(self) -> int:
+        answer = await self.server.ask("create", body=self.family.create)
+        instance = (
+            answer if isinstance(answer, int) and not isinstance(answer, bool) else part(answer, self.family.key, int)
+        )
+        return int(instance)
+
+
+class AgentGymSession:
+    """One instance of the server, from its reset to the end; a session that never starts holds none."""
+
+    def __init__(self, environment: AgentGym, task: Task) -> None:
+        self._environment, self._family, self._task = environment, environment.family, task
+        self._instance: int | None = None
+        self._certain = False
+        """The last call was answered, so that another `reset` will do: the instance can be used again."""
+        self._paid = 0.0
+        self._last = ""
+
+    async def start(self) -> Observation:
+        if self._instance is not None:
+            raise EnvironmentFailed("start() twice: a session is single use, open a new one")
+        self._instance = await self._environment.instances.take()
+        answer = await self._ask("reset", self._family.reset(self._task.data["id"]))
+        if isinstance(answer, dict) and answer.get("observation") == "TimeoutError":
+            raise EnvironmentFailed(f"the server could not reset task {self._task.data['id']}: TimeoutError")
+        if self._family.first_from:
+            answer = await self._environment.server.ask(
+                self._family.first_from, query={self._family.key: self._instance}
+            )
+        self._last = as_text(self._family.first(answer))
+        return Observation(
+            messages=(Message("system", self._family.instruction), Message("user", self._last)), tools=()
+        )
+
+    async def act(self, action: Action) -> Observation:
+        try:
+            said = Said(self._family.read(as_text(action.content)), paid=self._paid)
+        except Unreadable as problem:
+            text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
+            return Observation(messages=(Message("user", text),), invalid=True)
+        outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
+        self._paid += outcome.reward
+        self._last = as_text(outcome.text)
+        return Observation(
+            messages=(Message("user", self._last),), reward=outcome.reward, done=outcome.done, metrics=outcome.metrics
+        )
+
+    async def close(self) -> None:
+        instance, self._instance = self._instance, None
+        if instance is None:
+            return
+        instances = self._environment.instances
+        if not self._family.closes:
+            (instances.give_back if self._certain else instances.lost)(instance)
+            return
+        try:
+            await self._environment.server.ask("close", body={self._family.key: instance})
+        except BaseException:
+            instances.lost(instance)
+            raise
+        instances.closed(instance)
+
+    async def _ask(self, path: str, body: Any) -> Any:
+        self._certain = False
+        server = self._environment.server
+        answer = await server.exchange(path, body={self._family.key: self._instance, **body})
+        self._certain = path != "reset" or not says_error(answer)
+        return server.clean(answer, path=path)
+
+
+def _base(url: str, *, prefix: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an AgentGym server")
+    base = url.rstrip("/")
+    return base if not prefix or base.endswith(f"/{prefix}") else f"{base}/{prefix}"

@@ -1,0 +1,214 @@
+"""AgentGym's families, one row each: what its server is sent, what it answers, and what of that is worth a reward.
+
+The reward rules are ours where AgentGym's own pay wrongly: a reward is paid once, and the sum over a session is its worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ludus.adapters.agentgym import instructions, reading
+from ludus.adapters.outside import as_text
+from ludus.errors import EnvironmentFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    text: str
+    reward: float = 0.0
+    done: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """An action that went to the server, and what the session has been paid before it."""
+
+    action: str
+    paid: float = 0.0
+
+
+def part(answer: Any, key: str, kind: type | tuple[type, ...]) -> Any:
+    """A field of an answer, or the session fails: a field that is missing is no reward of 0."""
+    if not isinstance(answer, Mapping) or key not in answer:
+        got = sorted(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
+        raise EnvironmentFailed(f"the server answered {got}; expected an object with {key!r}. Is the family right?")
+    if not isinstance(answer[key], kind):
+        raise EnvironmentFailed(f"the server's {key!r} is {answer[key]!r:.60}; expected {_named(kind)}")
+    return answer[key]
+
+
+def _named(kind: type | tuple[type, ...]) -> str:
+    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+
+
+def _number(answer: Any, key: str) -> float:
+    return float(part(answer, key, (int, float)))
+
+
+# ------------------------------------------------------------------------------------------------ first observations
+
+
+def observed(answer: Any) -> str:
+    return str(part(answer, "observation", str))
+
+
+def fetched(answer: Any) -> str:
+    """What GET /observation says: a plain string."""
+    if not isinstance(answer, str):
+        raise EnvironmentFailed(f"the server's observation is {type(answer).__name__}; expected a string")
+    return answer
+
+
+def _experiment(answer: Any) -> str:
+    return f"{part(answer, 'task_description', str)}\n{observed(answer)}"
+
+
+def _household(answer: Any) -> str:
+    actions = part(answer, "available_actions", list)
+    return f"{observed(answer)}\nAVAILABLE ACTIONS: {','.join(map(as_text, actions))}"
+
+
+def _vocabulary(answer: Any) -> str:
+    if not isinstance(answer, list):
+        raise EnvironmentFailed(f"the server's vocabulary is {type(answer).__name__}; expected a list of words")
+    return "The vocabulary:\n" + "\n".join(map(as_text, answer)) + "\nA new game begins. Make your first guess."
+
+
+# ------------------------------------------------------------------------------------------------ answers to actions
+
+
+def plain(answer: Any, said: Said) -> Outcome:
+    return Outcome(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
+
+
+def stated(answer: Any, said: Said) -> Outcome:
+    """WebShop, SQLGym: the text is called `state`; it may be missing at the end."""
+    done = part(answer, "done", bool)
+    text = part(answer, "state", (str, type(None)) if done else str)
+    return Outcome(text or "", _number(answer, "reward"), done)
+
+
+def _grid(answer: Any, said: Said) -> Outcome:
+    """BabyAI pays at the goal only. Its server does not call a late success done, and adds its reward to `score` at every turn after."""
+    reward = _number(answer, "reward")
+    reached = reward > 0
+    return Outcome(observed(answer), reward, reached or part(answer, "done", bool), {"success": float(reached)})
+
+
+def _scored(answer: Any, said: Said) -> Outcome:
+    """SciWorld tells the score so far, up to 100 and down to -100: pay what changed."""
+    score = _number(answer, "score")
+    metrics = {"score": score, "success": float(score >= 100)}
+    return Outcome(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics)
+
+
+def _housework(answer: Any, said: Said) -> Outcome:
+    return Outcome(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
+
+
+def _move(answer: Any, said: Said) -> Outcome:
+    """Maze: every move costs; the one that reaches the goal does not."""
+    reward, done = _number(answer, "reward"), part(answer, "done", bool)
+    return Outcome(observed(answer), reward, done, {"success": float(done and reward >= 0)})
+
+
+def _guess(answer: Any, said: Said) -> Outcome:
+    """The server shifts LMRL-Gym's -1 and 0 to 0 and 1; one that does not would be paid for nothing but its last guess."""
+    outcome = plain(answer, said)
+    if not 0 <= outcome.reward <= 1:
+        raise EnvironmentFailed(
+            f"the wordle server's reward is {outcome.reward}; expected 0 or 1, which LMRL-Gym's -1 and 0 are shifted to"
+        )
+    return outcome
+
+
+def _searched(answer: Any, said: Said) -> Outcome:
+    """The server lets the model try again after a wrong answer; here one answer ends the session."""
+    outcome = plain(answer, said)
+    answered = "<answer>" in said.action and "</answer>" in said.action
+    return Outcome(outcome.text, outcome.reward, outcome.done or answered)
+
+
+def _browsed(answer: Any, said: Said) -> Outcome:
+    """WebArena judges only when the agent stops; what it says at other times is no reward."""
+    terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
+    reward = _number(answer, "reward") if terminated else 0.0
+    return Outcome(
+        observed(answer), reward, terminated or truncated, {"truncated": float(truncated and not terminated)}
+    )
+
+
+# ------------------------------------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    instruction: str
+    max_turns: int
+    read: Callable[[str], str]
+    reset: Callable[[int], Mapping[str, Any]]
+    """The body of `reset` for a task id, beside the instance."""
+    outcome: Callable[[Any, Said], Outcome] = plain
+    key: str = "id"
+    """What the server calls an instance."""
+    create: Mapping[str, Any] = field(default_factory=dict)
+    first: Callable[[Any], str] = observed
+    """The first observation, from the answer to `reset`, or to GET `first_from`."""
+    first_from: str = ""
+    prefix: str = ""
+    closes: bool = False
+    repeats: bool = False
+    """An action that cannot be read is answered with the last observation again."""
+
+
+def _tools(instruction: str, max_turns: int) -> Family:
+    return Family(
+        instruction, max_turns, reading.whole, lambda i: {"id": i},
+        key="env_idx", create={"id": 0}, first=fetched, first_from="observation",
+    )  # fmt: skip
+
+
+def _by_index(i: int) -> dict[str, Any]:
+    return {"data_idx": i}
+
+
+FAMILIES: dict[str, Family] = {
+    "textcraft": Family(instructions.TEXTCRAFT, 30, reading.crafting, _by_index, closes=True),
+    "babyai": Family(instructions.BABYAI, 20, reading.one_line, _by_index, _grid, closes=True),
+    "sciworld": Family(
+        instructions.SCIWORLD, 30, reading.after_last_mark, _by_index, _scored, first=_experiment, closes=True, repeats=True
+    ),
+    "alfworld": Family(
+        instructions.ALFWORLD, 30, reading.after_last_mark, lambda i: {"game": i, "world_type": "Text"}, _housework,
+        first=_household, repeats=True,
+    ),
+    "webshop": Family(
+        instructions.WEBSHOP, 10, reading.shopping, lambda i: {"session_id": i}, stated,
+        key="env_idx", first=fetched, first_from="observation", repeats=True,
+    ),
+    "searchqa": Family(
+        instructions.SEARCHQA, 10, reading.whole, lambda i: {"id": i}, _searched,
+        key="env_idx", create={"id": 0}, first=fetched, first_from="observation", closes=True,
+    ),
+    "sqlgym": Family(
+        instructions.SQLGYM, 1, reading.last_sql, lambda i: {"item_id": i}, stated,
+        key="env_idx", first=fetched, first_from="observation",
+    ),
+    "webarena": Family(
+        instructions.WEBARENA, 15, reading.fenced, lambda i: {"seed": 0, "idx": i}, _browsed,
+        key="env_idx", first=fetched, first_from="observation", closes=True,
+    ),
+    "maze": Family(instructions.MAZE, 15, reading.moving, lambda i: {"game": i}, _move, prefix="maze"),
+    "wordle": Family(
+        instructions.WORDLE, 8, reading.guessing, lambda i: {"seed": i}, _guess,
+        first=_vocabulary, first_from="filtered_vocab", prefix="wordle",
+    ),
+    "weather": _tools(instructions.WEATHER, 10),
+    "movie": _tools(instructions.MOVIE, 12),
+    "academia": _tools(instructions.ACADEMIA, 12),
+    "sheet": _tools(instructions.SHEET, 15),
+    "todo": _tools(instructions.TODO, 15),
+}  # fmt: skip

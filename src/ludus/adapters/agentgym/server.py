@@ -1,0 +1,151 @@
+"""One AgentGym server over HTTP. Promise: what is not a clean answer raises EnvironmentFailed, and no two live sessions share an instance.
+
+Its errors come as status 200 with the key `error`. It has no leases; six families have no close either: their instances are used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import httpx
+
+from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, read_json
+from ludus.errors import EnvironmentFailed, describe
+
+TRIES, BUSY_S = 5, 0.1
+"""A server that answers 503 has not acted: ask again, as AgentGym's own clients do."""
+WAIT_S = 0.05
+"""How often a session looks for a free instance where the server makes no more."""
+_log = logging.getLogger(__name__)
+
+
+class Server:
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+
+    async def ask(
+        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
+    ) -> Any:
+        """POST with `body`, or GET with `query`."""
+        return self.clean(await self.exchange(path, body=body, query=query), path=path)
+
+    def clean(self, answer: Any, *, path: str) -> Any:
+        if says_error(answer):
+            raise EnvironmentFailed(f"{self.url}/{path} answered an error: {as_text(answer['error'])[:300]}")
+        return answer
+
+    async def exchange(
+        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The answer as it came, which may be an error."""
+        where = f"{self.url}/{path}"
+        for _ in range(TRIES):
+            status, answer = await self._send(where, body=body, query=query)
+            if status != 503:
+                break
+            await asyncio.sleep(BUSY_S)
+        if status != 200:
+            hint = "; is the URL right, and the family?" if status in (404, 405, 422) else ""
+            raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
+        return read_json(answer, where=where)
+
+    async def _send(
+        self, where: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
+    ) -> tuple[int, bytes]:
+        client, method = self._client(), "GET" if body is None else "POST"
+        try:
+            async with client.stream(method, where, json=body, params=query) as response:
+                answer = bytearray()
+                async for chunk in response.aiter_bytes():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise EnvironmentFailed(f"{where} answered more than {MAX_ANSWER_BYTES} bytes")
+                return response.status_code, bytes(answer)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise EnvironmentFailed(f"{where} cannot be reached: {describe(error)}") from error
+
+    def _client(self) -> httpx.AsyncClient:
+        """One pool of connections for each event loop: they cannot travel between loops."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = httpx.AsyncClient(
+                verify=self.url.startswith(
+                    "https:"
+                ),  # reading the certificates takes 0.1 s that plain HTTP need not spend
+                # no read timeout: how long a turn may take is the run's to say, and it cancels the call
+                timeout=httpx.Timeout(None, connect=10.0),
+                # idle connections go before uvicorn drops them (5 s): a request must not meet one that is just being closed
+                limits=httpx.Limits(max_connections=512, max_keepalive_connections=512, keepalive_expiry=2.0),
+            )
+        return self._clients[loop]
+
+
+def says_error(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("error") is not None
+
+
+class Instances:
+    """The instances of one server that this process knows. `idle` ones wait to be used again; `num_lost` were left behind unclosed."""
+
+    def __init__(self, create: Callable[[], Awaitable[int]]) -> None:
+        self._create = create
+        self._idle: deque[int] = deque()
+        self._held: set[int] = set()
+        self._full = False
+        self.num_created = 0
+        self.num_lost = 0
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    async def take(self) -> int:
+        """An instance that no other session holds; waits for one where the server makes no more."""
+        while True:
+            if self._idle:
+                instance = self._idle.popleft()  # the one that rested longest: a broken one is not met again and again
+                self._held.add(instance)
+                return instance
+            if not self._full:
+                instance = await self._made()
+                if instance not in self._held:
+                    self._accept(instance)
+                    return instance
+                # SQLGym answers an id that is in use once eight exist; two sessions would play in one world
+                self._full = True
+                _log.info("the server gave instance %d twice: sessions now wait for a free one", instance)
+            await asyncio.sleep(WAIT_S)
+
+    def give_back(self, instance: int) -> None:
+        self._held.discard(instance)
+        self._idle.append(instance)
+
+    def closed(self, instance: int) -> None:
+        self._held.discard(instance)
+        self._full = False
+
+    def lost(self, instance: int) -> None:
+        """It cannot be closed, or is in a state that nobody knows; the server keeps it."""
+        self.closed(instance)
+        self.num_lost += 1
+        _log.warning("instance %d was left on the server; %d so far", instance, self.num_lost)
+
+    async def _made(self) -> int:
+        try:
+            return await self._create()
+        except asyncio.CancelledError:  # it may exist by now, and nobody will ever hear its number
+            self.num_lost += 1
+            raise
+
+    def _accept(self, instance: int) -> None:
+        if instance in self._idle:  # given back while the server was still answering
+            self._idle.remove(instance)
+        else:
+            self.num_created += 1
+        self._held.add(instance)

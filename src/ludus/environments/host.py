@@ -1,7 +1,8 @@
 """Runs an author's code. Promise: it may block, hang, raise or answer nonsense; the loop goes on, and only EnvironmentFailed comes out.
 
 Plain methods run on threads, async ones on the loop, each as its own task so that one that ignores its cancellation is left behind.
-Time limits are the caller's (`asyncio.timeout`); a call that outlives its caller is written off, and its session is closed when it returns.
+Time limits are the caller's (`asyncio.timeout`): a call whose caller is gone is stopped, and its session is closed when it has returned.
+An async method that holds the loop is stopped by a watchdog, because no timeout can fire there. What cannot be stopped: see stopping.py.
 """
 
 from __future__ import annotations
@@ -10,20 +11,23 @@ import asyncio
 import inspect
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ludus.environments.answers import checked_action, checked_observation, checked_tasks
 from ludus.environments.environment import Environment, Session
-from ludus.environments.threads import Call, Raised, Threads
-from ludus.errors import ConfigError, EnvironmentFailed, describe
+from ludus.environments.stopping import Raised, Stopped, Watch
+from ludus.environments.threads import Call, Threads
+from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout, describe
 from ludus.types import Action, Observation, Task
 
 T = TypeVar("T")
 Player = Literal["solve", "random_action"]
 CLOSE_S = 5.0
 """How long `close` waits for an author's own close."""
+MAX_HOLD_S = 5.0
+"""How long an async method may keep the loop to itself: every other session waits meanwhile."""
 LINGER_S = 0.5
 """How long the end waits for calls whose callers were cancelled; one that hangs is left behind."""
 _log = logging.getLogger(__name__)
@@ -34,6 +38,7 @@ class Host:
 
     def __init__(self, *, max_threads: int = 256) -> None:
         self._threads = Threads(max_threads=max_threads)
+        self.watch = Watch()
         self._live: set[HostedSession] = set()
 
     async def tasks(self, environment: Environment, split: str) -> list[Task]:
@@ -41,12 +46,15 @@ class Host:
         answer = await self.call(partial(environment.tasks, split), where=where)
         return _checked(checked_tasks, answer, where=where)
 
-    async def open(self, environment: Environment, task: Task, *, seed: int) -> HostedSession:
-        call = partial(environment.open, task, seed=seed)
-        session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly)
+    async def open(
+        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = MAX_HOLD_S
+    ) -> HostedSession:
+        """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop."""
+        call, hold_s = partial(environment.open, task, seed=seed), min(timeout_s, MAX_HOLD_S)
+        session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly, hold_s=hold_s)
         if not isinstance(session, Session):
             raise EnvironmentFailed(f"{task.id}: open answered {type(session).__name__}; expected start, act and close")
-        hosted = HostedSession(session, host=self, task=task)
+        hosted = HostedSession(session, host=self, task=task, hold_s=hold_s)
         self._live.add(hosted)
         return hosted
 
@@ -57,6 +65,7 @@ class Host:
         where: str,
         afterwards: Callable[[Any], object] | None = None,
         began: Callable[[Call], object] | None = None,
+        hold_s: float = MAX_HOLD_S,
     ) -> Any:
         """The result of author code, on a thread or, if it is async, on the loop. `afterwards`: see threads.Call."""
         value = function
@@ -70,7 +79,8 @@ class Host:
                 raise failed(value.error, where=where) from value.error
             if not inspect.isawaitable(value):
                 return value
-        return await _in_task(value, where=where)
+        coroutine = value() if callable(value) else _awaiting(value)
+        return await _in_task(self.watch.drive(coroutine, limit_s=hold_s), where=where, hold_s=hold_s)
 
     async def close(self) -> None:
         await asyncio.gather(*(session.close() for session in list(self._live)))
@@ -84,10 +94,11 @@ class Host:
 class HostedSession:
     """A live session of author code, as a client sees it."""
 
-    def __init__(self, session: Session, *, host: Host, task: Task) -> None:
+    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float = MAX_HOLD_S) -> None:
         self._session: Any = session
         self._host = host
         self._task = task
+        self._hold_s = hold_s
         self._call: Call | None = None
         self._closing: asyncio.Future[None] | None = None
 
@@ -139,7 +150,7 @@ class HostedSession:
     async def _run(self, name: str, *arguments: Any) -> Any:
         method = getattr(self._session, name)
         function = partial(method, *arguments) if arguments else method
-        return await self._host.call(function, where=self._where(name), began=self._remember)
+        return await self._host.call(function, where=self._where(name), began=self._remember, hold_s=self._hold_s)
 
     def _remember(self, call: Call) -> None:
         self._call = call
@@ -153,8 +164,13 @@ def draw_player(*, mistakes: float, rng: random.Random) -> tuple[Player, int]:
     return ("random_action" if rng.random() < mistakes else "solve"), rng.getrandbits(53)
 
 
-def failed(error: BaseException, *, where: str) -> EnvironmentFailed:
+def failed(error: BaseException, *, where: str, hold_s: float = MAX_HOLD_S) -> EnvironmentFailed:
     """Names what author code raised. Not errors.border: that lets SystemExit and CancelledError pass, which here are the author's."""
+    if isinstance(error, Stopped):
+        return TurnTimeout(
+            f"{where} held the event loop for {hold_s:g} s and was stopped; what computes or blocks belongs in a plain method, "
+            'which gets a thread, or behind isolation = "process"'
+        )
     return error if isinstance(error, EnvironmentFailed) else EnvironmentFailed(f"{where} raised {describe(error)}")
 
 
@@ -162,8 +178,12 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function.func if isinstance(function, partial) else function)
 
 
-async def _in_task(work: Any, *, where: str) -> Any:
-    task = asyncio.ensure_future(_guarded(work, where=where))
+async def _awaiting(value: Any) -> Any:
+    return await value
+
+
+async def _in_task(work: Awaitable[Any], *, where: str, hold_s: float) -> Any:
+    task = asyncio.ensure_future(_guarded(work, where=where, hold_s=hold_s))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
@@ -172,17 +192,17 @@ async def _in_task(work: Any, *, where: str) -> Any:
         raise
 
 
-async def _guarded(work: Any, *, where: str) -> Any:
+async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD_S) -> Any:
     """Inside a task of its own, where a SystemExit would otherwise end the loop, and a stray CancelledError would look like ours."""
     try:
-        return await (work() if callable(work) else work)
+        return await work
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise failed(error, where=where) from error
+        raise failed(error, where=where, hold_s=hold_s) from error
 
 
 def _retrieved(task: asyncio.Future[Any]) -> None:

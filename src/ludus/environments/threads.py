@@ -5,7 +5,7 @@ which is done takes the next call without a switch: quick environments keep one 
 
     begun --a thread takes it--> running --returns--> returned
       |                             |
-      +--caller cancelled           +--caller cancelled--> written off: the thread counts no more and may be replaced;
+      +--caller cancelled           +--caller cancelled--> stopped, and written off: the thread counts no more and may be replaced;
          (never runs)                                      once the call does return, `afterwards` frees what it holds
 """
 
@@ -19,24 +19,21 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
+from ludus.environments.stopping import Raised, Stay
+
 _PATIENCE_S = 0.01
 """A call that no thread took for this long gets a new thread: the others are probably blocked."""
+_INSIST_S = (1.0, 30.0)
+"""When a call that swallowed its stop is stopped again: after the first, then twice as late each time, up to the second."""
+FREE_S = 5.0
+"""How long a call without a caller may take that returns something to free, and how long freeing it may take."""
 _numbers = itertools.count()
-
-
-class Raised:
-    """What a call raised: carried as a value, because a future takes no StopIteration and a loop dies of a SystemExit."""
-
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 class Call:
     """One call on its way through the threads."""
 
-    __slots__ = ("_claim", "afterwards", "begun_s", "function", "future", "loop", "returned", "written_off")
+    __slots__ = ("_claim", "afterwards", "begun_s", "function", "future", "loop", "returned", "stay", "written_off")
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self.function = function
@@ -47,6 +44,7 @@ class Call:
         """Given the result, or None where the call raised; runs only where the caller was cancelled and the call ran all the same."""
         self.returned = False
         self.written_off = False
+        self.stay = Stay()
         self._claim = [True]
 
     def claim(self) -> bool:
@@ -134,11 +132,20 @@ class Threads:
         call.written_off = True
         self._lingering.add(call)
         self.num_threads -= 1
+        if call.afterwards is None:
+            self._stop(call, again_s=_INSIST_S[0])
+        else:  # struck on its way out, it would lose what it holds: let it return, for a while
+            call.loop.call_later(FREE_S, lambda: self._stop(call, again_s=_INSIST_S[0]))
+
+    def _stop(self, call: Call, *, again_s: float) -> None:
+        if not call.returned:  # a thread may have claimed it, and not begun
+            call.stay.stop()
+            call.loop.call_later(again_s, lambda: self._stop(call, again_s=min(2 * again_s, _INSIST_S[1])))
 
     def _work(self) -> None:
         while (call := self._inbox.get()) is not None:
             if call.claim():
-                self._outbox.append((call, _outcome(call.function)))
+                self._outbox.append((call, call.stay.run(call.function)))
                 self._report(call.loop)
             del call  # or this idle thread would keep the session alive
 
@@ -175,10 +182,4 @@ class Threads:
             freeing = Call(lambda: afterwards(result))
             self._lingering.add(freeing)
             self._inbox.put(freeing)
-
-
-def _outcome(function: Callable[[], Any]) -> Any:
-    try:
-        return function()
-    except BaseException as error:
-        return Raised(error)
+            freeing.loop.call_later(FREE_S, lambda: self._stop(freeing, again_s=_INSIST_S[0]))

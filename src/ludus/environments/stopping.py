@@ -1,0 +1,155 @@
+"""Stops author code that is out of time. Promise: Python code ends wherever it is, and nothing outside of it is ever struck.
+
+An exception is raised in the thread from outside (PyThreadState_SetAsyncExc); it arrives at the thread's next bytecode. A loop in Python
+therefore ends; a call inside C code (a long sleep, a number crunching library) ends only when it comes back to Python, and where the author
+catches everything, BaseException included, for ever, it does not end at all. For such code there is `isolation = "process"`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Coroutine, Generator
+from functools import partial
+from typing import Any
+
+_LOOK_S = 0.1
+"""How often the watchdog looks at its loop."""
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_NOTHING: Any = ctypes.py_object()  # NULL, which None is not
+
+
+class Stopped(BaseException):
+    """Raised inside author code that is out of time. Not an Exception, so that `except Exception` does not keep it."""
+
+
+_STOPPED: Any = ctypes.py_object(Stopped)
+
+
+class Raised:
+    """What a call raised: carried as a value, because a future takes no StopIteration and a loop dies of a SystemExit."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class Stay:
+    """A thread's stay in author code, which another thread may end."""
+
+    __slots__ = ("_ident", "_inside", "_lock", "num_stops")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._ident = 0
+        self._inside = False
+        self.num_stops = 0
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """The result, or `Raised`. When it returns, no strike is on its way any more."""
+        self.num_stops = 0
+        self._ident = threading.get_ident()
+        self._inside = True
+        outcome: Any = None
+        try:
+            outcome = _outcome(function)
+        except Stopped as stopped:  # struck between the author's last bytecode and here
+            outcome = Raised(stopped)
+        while self._inside:
+            try:  # noqa: SIM105  # nothing may be called between here and there: a call is where a strike arrives
+                self._leave()
+            except Stopped:
+                pass
+        return outcome
+
+    def stop(self) -> bool:
+        """Strikes if the thread is still inside. Again, where the author's code swallowed it, but not at once: the thread must have had
+        the time to leave, which is safe from one strike, not from two."""
+        with self._lock:
+            if self._inside:
+                self._strike()
+                self.num_stops += 1
+            return self._inside
+
+    def _strike(self) -> None:
+        _raise_in(self._ident, _STOPPED)
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside = False
+        if self.num_stops:
+            _raise_in(self._ident, _NOTHING)  # forget a strike that has not arrived
+
+
+class Watch(Stay):
+    """Looks after an event loop: author code that holds it longer than its limit is stopped there. One per loop."""
+
+    __slots__ = ("__weakref__", "_by_signal", "_limit_s", "_since_s", "_thread")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._since_s = self._limit_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._by_signal = False
+
+    def use_signals(self) -> None:
+        """For a process of ours whose loop is in the main thread: a signal also ends a blocking system call, such as a sleep."""
+        signal.signal(signal.SIGUSR2, self._struck)
+        self._by_signal = True
+
+    @types.coroutine
+    def drive(self, coroutine: Coroutine[Any, Any, Any], *, limit_s: float) -> Generator[Any, Any, Any]:
+        """Awaits the coroutine, under watch between any two of its awaits."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=_look, args=(weakref.ref(self),), name="watchdog", daemon=True)
+            self._thread.start()
+        proceed: Callable[[], Any] = partial(coroutine.send, None)
+        while True:
+            self._since_s, self._limit_s = time.monotonic(), limit_s
+            outcome = self.run(proceed)
+            if isinstance(outcome, Raised):
+                if isinstance(outcome.error, StopIteration):
+                    return outcome.error.value
+                raise outcome.error
+            try:
+                proceed = partial(coroutine.send, (yield outcome))
+            except BaseException as error:  # a cancellation, most of all: it is for the author's code
+                proceed = partial(coroutine.throw, error)
+
+    def look(self) -> None:
+        with self._lock:
+            overdue = self._inside and time.monotonic() - self._since_s > self._limit_s
+            if overdue:
+                self._since_s = time.monotonic()  # where it is swallowed, the next one comes after another limit
+                self.num_stops += 1
+                self._strike()
+
+    def _strike(self) -> None:
+        if self._by_signal and self._ident == threading.main_thread().ident:
+            signal.pthread_kill(self._ident, signal.SIGUSR2)
+        else:
+            super()._strike()
+
+    def _struck(self, *_: object) -> None:
+        if self._inside and self.num_stops:
+            raise Stopped
+
+
+def _look(watch_ref: weakref.ref[Watch]) -> None:
+    while (watch := watch_ref()) is not None:
+        watch.look()
+        del watch
+        time.sleep(_LOOK_S)
+
+
+def _outcome(function: Callable[[], Any]) -> Any:
+    try:
+        return function()
+    except BaseException as error:
+        return Raised(error)

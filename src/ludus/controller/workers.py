@@ -23,7 +23,7 @@ from ludus.types import Action, Observation, Task
 
 
 class Worker(Protocol):
-    """Somewhere sessions run. Calls raise EnvironmentFailed (its code), WorkerLost (nobody there), ControllerFailed (refused, with a status).
+    """Somewhere sessions run. Calls raise EnvironmentFailed (its code), WorkerLost (nobody there) or ControllerFailed (refused: status).
 
     A call that raised WorkerLost is repeated, with the same ids, once the worker has joined again: a repeated `open`, `start` or `act`
     must be answered with what the first one did, and not be executed twice.

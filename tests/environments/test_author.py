@@ -220,3 +220,13 @@ def test_the_seed_decides_the_noise_and_nothing_else():
 def test_class_names_become_environment_names():
     assert snake_case("FrozenLake") == "frozen_lake"
     assert snake_case("KvStore2") == "kv_store2"
+
+
+def test_an_isolation_that_does_not_exist_is_refused_with_the_near_one():
+    class Apart(Adder):
+        isolation = "proces"
+
+    with pytest.raises(
+        ConfigError, match=r"'apart': isolation is 'proces'; expected one of none, process. Did you mean 'process'"
+    ):
+        wrap(Apart)

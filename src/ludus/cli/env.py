@@ -55,6 +55,7 @@ def test_{name}_is_sound():
 def list_environments() -> None:
     """Registered environments: built-ins and those of installed packages."""
     from ludus.environments import make, names
+    from ludus.environments.environment import isolation_of
     from ludus.errors import ConfigError
 
     for name in names():
@@ -62,7 +63,8 @@ def list_environments() -> None:
             environment = make(name)
             first_line = (environment.description.splitlines() or [""])[0]
             knobs = ", ".join(f"{option}={value}" for option, value in environment.options.items())
-            typer.echo(f"{name:14} {first_line}  ({knobs})" if knobs else f"{name:14} {first_line}")
+            apart = "  [isolation: process]" if isolation_of(environment) == "process" else ""
+            typer.echo(f"{name:14} {first_line}{f'  ({knobs})' if knobs else ''}{apart}")
         except ConfigError as error:
             typer.echo(f"{name:14} broken: {error}")
 

@@ -18,7 +18,7 @@
 
 An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
 text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`.
-Any method may be async.
+Any method may be async. An attribute `isolation = "process"` gives each session a process to itself.
 '''
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ludus.environments.environment import Session
+from ludus.environments.environment import Session, isolation_of
 from ludus.environments.signature import BadArguments, read_signature
 from ludus.environments.tools import ToolMethod, tools_of
 from ludus.errors import ConfigError, nearest
@@ -60,6 +60,7 @@ class AuthoredEnvironment:
         self.name = name or snake_case(author.__name__)
         self.description = _docstring(author)
         self.tools = tools_of(author)
+        self.isolation = isolation_of(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)
         self.options: Mapping[str, Any] = _defaults(author) | self._given

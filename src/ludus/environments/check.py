@@ -6,11 +6,9 @@ It plays with a random player and, where there is one, the environment's own sol
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 import random
 import re
-import sys
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,9 +18,9 @@ import numpy as np
 
 from ludus.config import RolloutConfig
 from ludus.environments.answers import serialisable
-from ludus.environments.author import AuthoredEnvironment
-from ludus.environments.environment import SPLITS, Environment
+from ludus.environments.environment import SPLITS, Environment, isolation_of
 from ludus.environments.host import Host
+from ludus.environments.registry import source_of
 from ludus.environments.trial import Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, Observation, Task, Tool, ToolCall
@@ -104,6 +102,8 @@ class _Examination:
     # ------------------------------------------------------------------------------------------------ what is examined
 
     async def examine_tasks(self) -> None:
+        if isolation_of(self.environment) == "process":
+            self.facts["isolation"] = "process (not in this check, which plays in its own)"
         for split in SPLITS:
             async with self.noting(f"tasks({split!r}) must return a list of plain dicts"):
                 self.tasks[split] = await in_time(self.host.tasks(self.environment, split), where=f"tasks({split!r})")
@@ -219,17 +219,14 @@ class _Examination:
 
     def source(self) -> str:
         """Where another process finds the class, or nothing."""
-        cls = self.environment.author if isinstance(self.environment, AuthoredEnvironment) else type(self.environment)
-        module = sys.modules.get(cls.__module__)
-        if "<locals>" in cls.__qualname__ or module is None or not serialisable(dict(self.environment.options)):
-            self.warning(
+        source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
+        if not source:
+            note = self.warning if isolation_of(self.environment) == "none" else self.error
+            note(
                 "not checked in another process",
                 "define the class at the top of a module, with options that are plain data",
             )
-            return ""
-        if cls.__module__ == "__main__" or cls.__module__.startswith("_ludus_"):
-            return f"{inspect.getfile(cls)}:{cls.__name__}"
-        return f"{cls.__module__}:{cls.__name__}"
+        return source
 
     async def examine_after_done(self, trials: Sequence[Trial]) -> None:
         trial = next((trial for trial in trials if trial.done and trial.actions), None)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 
+from ludus.errors import ConfigError, nearest
 from ludus.types import Action, Observation, Task
 
 SPLITS = ("train", "test")
+Isolation = Literal["none", "process"]
 
 
 @runtime_checkable
@@ -30,6 +32,8 @@ class Session(Protocol):
 
 
 class Environment(Protocol):
+    """One attribute more may be there, see `isolation_of`: `isolation = "process"`."""
+
     @property
     def name(self) -> str: ...
 
@@ -51,3 +55,16 @@ class Environment(Protocol):
     def open(self, task: Task, *, seed: int) -> Session | Awaitable[Session]:
         """A new session. `task` decides the problem, `seed` only the noise."""
         ...
+
+
+def isolation_of(environment: object, *, name: str = "") -> Isolation:
+    """none: sessions share a process. process: each has one to itself, for code that leaks, computes for long, or hangs where no thread
+    can be stopped; the process is used again for later sessions, and replaced in time."""
+    found = getattr(environment, "isolation", "none")
+    if found not in get_args(Isolation):
+        known = get_args(Isolation)
+        raise ConfigError(
+            f"environment {name or getattr(environment, 'name', '')!r}: isolation is {found!r}; "
+            f"expected one of {', '.join(known)}.{nearest(str(found), known)}"
+        )
+    return cast(Isolation, found)

@@ -39,12 +39,27 @@ def make(name: str, *, source: str = "", options: Mapping[str, Any] | None = Non
     return wrap(_from_source(source) if source else _registered(name), name=name, options=options)
 
 
+def find(source: str) -> Any:
+    """What a source names: a class or a function, as module:name or file.py:name."""
+    return _from_source(source)
+
+
 def locate(name_or_source: str) -> tuple[str, str]:
     """(name, source) of what a person typed: a registered name, or a source, which is then named after its class or file."""
     path, _, class_name = name_or_source.rpartition(":") if _has_class(name_or_source) else (name_or_source, "", "")
     if not class_name and not path.endswith(".py"):
         return name_or_source, ""
     return snake_case(class_name) if class_name else Path(path).stem, name_or_source
+
+
+def source_of(environment: Environment) -> str:
+    """A source from which another process makes the same environment; empty where its class cannot be found from outside."""
+    cls = environment.author if isinstance(environment, AuthoredEnvironment) else type(environment)
+    if "<locals>" in cls.__qualname__ or cls.__module__ not in sys.modules:
+        return ""
+    if cls.__module__ == "__main__" or cls.__module__.startswith("_ludus_"):
+        return f"{inspect.getfile(cls)}:{cls.__name__}"
+    return f"{cls.__module__}:{cls.__name__}"
 
 
 def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:

@@ -187,6 +187,11 @@ def test_a_failed_sciworld_task_costs_what_its_score_says():
     assert observations[-1].metrics == {"score": -100.0, "success": 0.0}
 
 
+def test_a_session_that_is_over_pays_no_more():
+    with pytest.raises(EnvironmentFailed, match="after done"):
+        played(FakeServer("babyai"), "Action: win", "Action: win")
+
+
 def test_a_wrong_answer_in_searchqa_ends_the_session():
     server = FakeServer("searchqa")
     server.say["step"] = [{"observation": "incorrect, try again", "reward": 0, "done": False, "info": None}]

@@ -28,6 +28,11 @@ def read_json(body: bytes | str, *, where: str) -> Any:
         raise EnvironmentFailed(f"{where} answered {body[:80]!r}; expected JSON ({type(error).__name__})") from None
 
 
+def refuse_after_done(done: bool) -> None:
+    if done:
+        raise RuntimeError("act() after done: a session is single use, open a new one")
+
+
 def imported(module: str, *, extra: str) -> Any:
     """A package that only this adapter needs."""
     try:

@@ -8,7 +8,7 @@ from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
 from ludus.adapters.agentgym.reading import Unreadable
 from ludus.adapters.agentgym.server import Instances, Server, says_error
 from ludus.adapters.agentgym.splits import choose
-from ludus.adapters.outside import as_text
+from ludus.adapters.outside import as_text, refuse_after_done
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.types import Action, Message, Observation, Task
 
@@ -57,6 +57,7 @@ class AgentGymSession:
         """The last call was answered, so that another `reset` will do: the instance can be used again."""
         self._paid = 0.0
         self._last = ""
+        self._done = False
 
     async def start(self) -> Observation:
         if self._instance is not None:
@@ -75,6 +76,7 @@ class AgentGymSession:
         )
 
     async def act(self, action: Action) -> Observation:
+        refuse_after_done(self._done)
         try:
             said = Said(self._family.read(as_text(action.content)), paid=self._paid)
         except Unreadable as problem:
@@ -82,7 +84,7 @@ class AgentGymSession:
             return Observation(messages=(Message("user", text),), invalid=True)
         outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
         self._paid += outcome.reward
-        self._last = as_text(outcome.text)
+        self._last, self._done = as_text(outcome.text), outcome.done
         return Observation(
             messages=(Message("user", self._last),), reward=outcome.reward, done=outcome.done, metrics=outcome.metrics
         )

@@ -1,0 +1,178 @@
+"""A Gymnasium environment by its id. Promise: `terminated` ends a session as done, the time limit of the id ends it as max_turns.
+
+The task's seed makes the world; what happens by chance afterwards comes from the attempt's own seed, so that attempts at a task start alike
+and still differ. Gymnasium's words (reset, step, terminated, truncated) stop here.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+from ludus.adapters.outside import as_text, imported, refuse_after_done
+from ludus.adapters.spaces import ActionWords, NotInSpace, check_renderable, described, rendered
+from ludus.environments.environment import Isolation
+from ludus.environments.registry import find
+from ludus.errors import ConfigError, describe
+from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+
+FIRST_TEST_SEED = 1_000_000
+"""Far from the train seeds, and the same however many of those there are."""
+TOOL = "act"
+_COLOURED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+Render = Callable[[Any, Any], str]
+
+
+class Gymnasium:
+    def __init__(
+        self,
+        *,
+        id: str,
+        make: dict[str, Any] | None = None,
+        prompt: str = "",
+        render: str = "space",
+        actions: list[str] | None = None,
+        tool: bool = False,
+        max_turns: int = 0,
+        num_train: int = 200,
+        num_test: int = 50,
+        isolation: Isolation = "none",
+        name: str = "gymnasium",
+    ) -> None:
+        """id: as gymnasium.make takes it, "module:Id-v0" imports the module first; make: its further arguments.
+        render: "space" writes the observation out, "ansi" takes its own text picture, module:function(observation, env) is yours.
+        actions: names for the numbers of a Discrete space; tool: the model acts by calling a tool instead of by plain text.
+        max_turns: 0 takes the id's own time limit; num_train, num_test: how many seeds.
+        isolation: "process" for an environment that leaks, or that holds a browser or a JVM.
+        """
+        self._gymnasium = imported("gymnasium", extra="gymnasium")
+        self.name = name
+        self.options: dict[str, Any] = {
+            "id": id, "make": make or {}, "prompt": prompt, "render": render, "actions": actions or [], "tool": tool,
+            "max_turns": max_turns, "num_train": num_train, "num_test": num_test, "isolation": isolation,
+        }  # fmt: skip
+        self.tool, self.isolation = tool, isolation
+        trial = self.new()
+        try:
+            self.words = ActionWords(trial.action_space, names=actions or ())
+            self._render = self._renderer(render, trial.observation_space)
+            limit = trial.spec.max_episode_steps if trial.spec else None
+        finally:
+            trial.close()
+        self.max_turns: int | None = max_turns or limit
+        self.description = prompt or self._explain()
+
+    def tasks(self, split: str) -> list[Task]:
+        first, num = {"train": (0, "num_train"), "test": (FIRST_TEST_SEED, "num_test")}.get(split, (0, ""))
+        seeds = range(first, first + int(self.options.get(num, 0)))
+        return [Task(f"{self.name}/{split}/{seed}", self.name, split, {"seed": seed}) for seed in seeds]
+
+    def open(self, task: Task, *, seed: int) -> GymnasiumSession:
+        return GymnasiumSession(self, task, seed=seed)
+
+    def new(self) -> Any:
+        keywords = dict(self.options["make"])
+        if self.options["render"] == "ansi":
+            keywords["render_mode"] = "ansi"
+        try:
+            # without its TimeLimit: our turn limit is the same number, and says so in the trajectory's stop
+            world = self._gymnasium.make(self.options["id"], max_episode_steps=-1, disable_env_checker=True, **keywords)
+            world.spec.max_episode_steps = self._gymnasium.spec(self.options["id"]).max_episode_steps
+        except Exception as error:  # whatever the id's module raises
+            raise ConfigError(f"gymnasium cannot make {self.options['id']!r}: {describe(error)}") from error
+        return world
+
+    def show(self, observation: Any, world: Any) -> str:
+        return as_text(self._render(observation, world))
+
+    def _renderer(self, render: str, space: Any) -> Render:
+        if render == "ansi":
+            return lambda _observation, world: without_colours(world.render())
+        if render != "space":
+            function: Render = find(render)
+            return function
+        check_renderable(space, where=self.options["id"])
+        return lambda observation, _world: rendered(space, observation)
+
+    def _explain(self) -> str:
+        how = f"Act by calling the tool {TOOL}" if self.tool else "Answer with your action and nothing else"
+        words = f"one of {', '.join(self.words.names)}" if self.words.names else described(self.words.space)
+        return f"You are in the environment {self.options['id']}. {how}: {words}."
+
+
+class GymnasiumSession:
+    def __init__(self, environment: Gymnasium, task: Task, *, seed: int) -> None:
+        self._environment, self._task, self._seed = environment, task, seed
+        self._world: Any = None
+        self._done = False
+
+    def start(self) -> Observation:
+        environment = self._environment
+        self._world = environment.new()
+        observation, _ = self._world.reset(seed=self._task.data["seed"])
+        text = environment.show(observation, self._world)
+        self._world.unwrapped.np_random = environment._gymnasium.utils.seeding.np_random(self._seed % 2**32)[0]
+        messages = (Message("system", environment.description), Message("user", text))
+        return Observation(messages=messages, tools=(self._tool(),) if environment.tool else ())
+
+    def act(self, action: Action) -> Observation:
+        refuse_after_done(self._done)
+        try:
+            chosen, reply = self._read(action)
+        except NotInSpace as problem:
+            return Observation(messages=(Message("user", str(problem)),), invalid=True)
+        observation, reward, terminated, truncated, _ = self._world.step(chosen)
+        self._done = bool(terminated or truncated)
+        return Observation(
+            messages=(reply(self._environment.show(observation, self._world)),),
+            reward=float(reward),
+            done=self._done,
+            metrics={"truncated": 1.0} if truncated and not terminated else {},
+        )
+
+    def close(self) -> None:
+        world, self._world = self._world, None
+        if world is not None:
+            world.close()
+
+    def random_action(self, rng: random.Random) -> Action:
+        space = copy.deepcopy(self._environment.words.space)  # it keeps its own random state
+        space.seed(rng.getrandbits(31))
+        text = self._environment.words.write(space.sample())
+        return Action(tool_calls=(ToolCall(TOOL, {"action": text}),)) if self._environment.tool else Action(text)
+
+    def _read(self, action: Action) -> tuple[Any, Callable[[str], Message]]:
+        if not self._environment.tool:
+            if action.tool_calls:
+                raise NotInSpace("no tools here. answer in plain text")
+            return self._environment.words.read(action.content), lambda text: Message("user", text)
+        if (
+            len(action.tool_calls) != 1
+            or action.tool_calls[0].name != TOOL
+            or set(action.tool_calls[0].arguments) != {"action"}
+        ):
+            raise NotInSpace(f"call the tool {TOOL} once, with the argument action")
+        call = action.tool_calls[0]
+        chosen = self._environment.words.read(as_text(call.arguments["action"]))
+        return chosen, lambda text: Message("tool", text, tool_call_id=call.id, name=TOOL)
+
+    def _tool(self) -> Tool:
+        schema = {"type": "object", "properties": {"action": self._environment.words.schema()}, "required": ["action"]}
+        return Tool(TOOL, "Act in the environment.", schema)
+
+
+def without_colours(picture: str) -> str:
+    """Terminal colours say where things are: a background becomes [x], a foreground x{blue}."""
+
+    def plain(match: re.Match[str]) -> str:
+        numbers = [int(number) for number in match[1].split(";") if number]
+        if any(40 <= number <= 47 for number in numbers):
+            return f"[{match[2]}]"
+        colour = next((_COLOURS[number - 30] for number in numbers if 30 <= number <= 37), "")
+        return f"{match[2]}{{{colour}}}" if colour else match[2]
+
+    return _COLOURED.sub(plain, picture)

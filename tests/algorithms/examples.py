@@ -1,8 +1,10 @@
 """Groups small enough to enumerate: a prompt token, then what was sampled."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from ludus.types import Action, Group, Observation, Sequence, Stop, Task, Trajectory, Turn, frozen_array
+from ludus.types import Action, Group, Message, Observation, Sequence, Stop, Task, Trajectory, Turn, frozen_array
 
 PROMPT = 0
 
@@ -37,3 +39,31 @@ def make_group(rewards, *, sequences=None, environment="bandit", name="g"):
         for i, reward in enumerate(rewards)
     )
     return Group(name, task, trajectories)
+
+
+def make_conversation(actions, rewards, *, observations=None, name="t", task=None, logprobs=None):
+    """A trajectory of several turns in one sequence: `actions[k]` are the ids sampled in turn k, which earned `rewards[k]`, and
+    `observations[k]` is the text seen before turn k; one observation token (PROMPT) stands before each turn."""
+    task = task or Task("walk/train/0", "walk", "train")
+    texts = [f"turn {k}" for k in range(len(actions))] if observations is None else list(observations)
+    ids = [token for said in actions for token in (PROMPT, *said)]
+    sampled = np.array([place > 0 for said in actions for place in range(len(said) + 1)])
+    logs = np.zeros(len(ids))
+    logs[sampled] = -1.0 if logprobs is None else [value for said in logprobs for value in said]
+    sequence = Sequence(
+        ids=frozen_array(ids, np.int32),
+        sampled=frozen_array(sampled, np.bool_),
+        logprobs=frozen_array(logs, np.float32),
+        versions=frozen_array(np.where(sampled, 0, -1), np.int32),
+        turns=frozen_array([k for k, said in enumerate(actions) for _ in range(len(said) + 1)], np.int32),
+    )
+    seen = [Observation(messages=(Message("user", text),)) for text in (*texts, "over")]
+    turns = tuple(
+        Turn(k, Action("x"), replace(seen[k + 1], reward=reward, done=k + 1 == len(actions)))
+        for k, reward in enumerate(rewards)
+    )
+    return Trajectory(name, task, attempt=0, seed=0, start=seen[0], turns=turns, sequences=(sequence,), stop=Stop.DONE)
+
+
+def group_of(trajectories, *, name="g"):
+    return Group(name, trajectories[0].task, tuple(trajectories))

@@ -8,32 +8,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.algorithms import Tokens, make_algorithm
+from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig
 from ludus.errors import TrainerFailed
 from tests.algorithms.examples import make_group, make_sequence
+from tests.algorithms.problems import loss_of, tokens_of
 
 ARM_REWARDS = (0.3, 1.0)
 
 
 def grpo(**knobs):
     return make_algorithm(AlgorithmConfig(**knobs))
-
-
-def tokens_of(sequences, *, policy=None):
-    """`policy`: logprobs of each id under the current policy (with gradient); without one, what the engine reported."""
-    ids = torch.tensor(np.concatenate([s.ids[s.sampled] for s in sequences]).astype(np.int64))
-    pick = {
-        name: torch.tensor(np.concatenate([getattr(s, name)[s.sampled] for s in sequences]))
-        for name in ("logprobs", "advantages", "weights")
-    }
-    logprobs = pick["logprobs"] if policy is None else policy[ids]
-    return Tokens(logprobs, logprobs.detach(), pick["logprobs"], pick["advantages"], pick["weights"])
-
-
-def loss_of(algorithm, sequences, *, policy=None):
-    tokens = tokens_of(sequences, policy=policy)
-    return (tokens.weights * algorithm.loss(tokens)[0]).sum()
 
 
 # ------------------------------------------------------------------------------------------------ gradients in closed form

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from ludus.algorithms import make_algorithm
-from ludus.config import AlgorithmConfig
+from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import TrainerFailed
+from ludus.trainer import Trainer, forward
 from ludus.trainer.sft import log_likelihood
 from ludus.types import Batch
 from ludus.weights import MemoryChannel
@@ -269,3 +270,68 @@ def test_forward_and_backward_use_the_configured_threads_and_the_caller_gets_its
         assert torch.get_num_threads() == before
     finally:
         torch.set_num_threads(before)  # new threads start with the last value that any thread set
+
+
+# ------------------------------------------------------------------------------------------------ reference, entropy, sequence ratio
+
+
+def make_algorithm_trainer(model=None, *, reference=None, microbatch_tokens=4096, **knobs):
+    config = AlgorithmConfig(**knobs)
+    return Trainer(
+        make_model() if model is None else model,
+        algorithm_loss=make_algorithm(config).loss,
+        config=TrainerConfig(lr=1e-2, microbatch_tokens=microbatch_tokens),
+        reference=reference,
+        entropy_gradient=config.entropy_weight > 0,
+    )
+
+
+def test_a_reference_stays_as_it_was_and_its_distance_grows_from_exactly_0():
+    reference = make_model()
+    before = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
+    trainer = make_algorithm_trainer(reference=reference, kl="k3", kl_weight=0.1)
+    distances = [trainer.step(make_batch())["kl_k3"] for _ in range(3)]
+    assert distances[0] == 0
+    assert 0 < distances[1] < distances[2]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in reference.state_dict().items())
+
+
+def test_a_strong_kl_term_holds_the_policy_near_the_reference():
+    def distance_after(weight):
+        trainer = make_algorithm_trainer(reference=make_model(), kl="k2", kl_weight=weight)
+        return [trainer.step(make_batch())["kl_k2"] for _ in range(12)][-1]
+
+    assert distance_after(100.0) < distance_after(1e-9) / 2
+
+
+def test_an_entropy_bonus_raises_the_entropy_also_in_pieces_of_a_large_vocabulary(monkeypatch):
+    batch = make_batch()
+    neutral = Batch(tuple(replace(s, advantages=np.zeros(len(s), np.float32)) for s in batch.sequences))
+    trainer = make_algorithm_trainer(entropy_weight=1.0)
+    whole = gradients(trainer, neutral.sequences)
+    monkeypatch.setattr(forward.sampled_logprobs, "__kwdefaults__", {"entropy_gradient": False, "max_logits": 120})
+    pieces = gradients(trainer, neutral.sequences)
+    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(whole, pieces, strict=True))
+    entropies = [trainer.step(neutral)["entropy"] for _ in range(5)]
+    assert entropies[-1] > entropies[0]
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"ratio": "sequence", "centre": "behaviour"},
+        {"importance": "sequence"},
+        {"loss": "cispo", "centre": "behaviour", "kl": "k1", "kl_weight": 0.3},
+        {"loss": "reinforce", "kl": "k2", "kl_weight": 0.3, "entropy_weight": 0.1},
+        {"centre": "behaviour", "dual_clip": 3.0, "kl": "k3", "kl_weight": 0.3},
+    ],
+)
+def test_the_microbatch_budget_and_the_order_of_sequences_change_nothing_for_any_loss(knobs):
+    batch = make_batch()
+    found = []
+    for budget, sequences in ((1, batch.sequences), (40, batch.sequences[::-1]), (10_000, batch.sequences)):
+        reference = make_model(seed=1) if "kl" in knobs else None
+        trainer = make_algorithm_trainer(reference=reference, microbatch_tokens=budget, **knobs)
+        found.append(gradients(trainer, sequences))
+    for other in found[1:]:
+        assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found[0], other, strict=True))

@@ -71,7 +71,7 @@ class PolicyGradient:
             return [own - mean_of_others(whole, i) for i, own in enumerate(returns)]
         rewards = [trajectory.reward for trajectory in trajectories]
         episode = _episode_advantages(rewards, config)
-        spread = [np.full(max(1, len(t.turns)), a, np.float32) for t, a in zip(trajectories, episode, strict=True)]
+        spread = [np.full(_num_turns(t), a, np.float32) for t, a in zip(trajectories, episode, strict=True)]
         if config.advantage != "gigpo":
             return spread
         of_state = gigpo.state_advantages(self._returns(group), _states(group), normalise=_of_group(config))
@@ -163,6 +163,12 @@ def _of_group(config: AlgorithmConfig) -> Literal["std", "none"]:
 
 def _states(group: Group) -> list[list[str]]:
     return [gigpo.states(trajectory) for trajectory in group.trajectories]
+
+
+def _num_turns(trajectory: Trajectory) -> int:
+    """Those its tokens name, too."""
+    named = [int(sequence.turns.max()) + 1 for sequence in trajectory.sequences if len(sequence)]
+    return max(len(trajectory.turns), *named, 1)
 
 
 def _by_token(trajectory: Trajectory, turns: np.ndarray) -> np.ndarray:

@@ -74,6 +74,8 @@ class _Training:
             temperature=self.config.rollout.temperature,
             channel=self.channel,
             schedule=_schedule(self.config),
+            reference=parts.load_model() if self.config.algorithm.kl != "none" else None,
+            entropy_gradient=self.config.algorithm.entropy_weight > 0,
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
         self.last_report: dict[str, Any] | None = None

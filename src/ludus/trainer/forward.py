@@ -19,9 +19,14 @@ MAX_LOGITS = 1 << 25
 
 
 def sampled_logprobs(
-    model: PreTrainedModel, microbatch: Microbatch, *, temperature: float, max_logits: int = MAX_LOGITS
+    model: PreTrainedModel,
+    microbatch: Microbatch,
+    *,
+    temperature: float,
+    entropy_gradient: bool = False,
+    max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs (M,) with gradient, and entropies (M,) without."""
+    """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
     decoder: Any = model.base_model
     hidden = decoder(
         input_ids=microbatch.ids,
@@ -32,22 +37,26 @@ def sampled_logprobs(
     hidden = hidden[0].index_select(0, microbatch.predictors)  # (M, hidden): the head never sees observations
     rows = max(1, max_logits // model.config.get_text_config().vocab_size)
     if len(hidden) <= rows:
-        return _head(model, hidden, microbatch.targets, temperature)
+        return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
     pieces = [
         # recomputed in the backward pass: keeping the logits for it is what costs the memory
-        checkpoint(_head, model, part, targets, temperature, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(
+            _head, model, part, targets, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
+        )
         for part, targets in zip(hidden.split(rows), microbatch.targets.split(rows), strict=True)
     ]
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _head(model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _head(
+    model: PreTrainedModel, hidden: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = model.get_output_embeddings()(hidden).float()
     if temperature != 1.0:
         logits = logits / temperature
     logprobs = logits.log_softmax(dim=-1)  # (M, vocabulary)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropies = -(logprobs.exp() * logprobs).sum(dim=-1)
     return logprobs.gather(1, targets.unsqueeze(1)).squeeze(1), entropies
 

@@ -1,0 +1,143 @@
+"""Gradients in closed form: what a combination claims about its mean is checked over every outcome, and so is its documented bias."""
+
+import numpy as np
+import pytest
+import torch
+
+from ludus.algorithms import make_algorithm
+from ludus.config import AlgorithmConfig
+from tests.algorithms.examples import group_of, make_conversation
+from tests.algorithms.problems import loss_of, mean_gradient, pulls, table, true_gradient, walks
+
+LOGITS = (0.4, -0.3, 0.8)
+ELSEWHERE = (-1.5, 0.2, 0.1)
+"""Another speaker's."""
+LOSSES = [
+    {},
+    {"centre": "behaviour"},
+    {"loss": "cispo", "centre": "behaviour"},
+    {"loss": "cispo"},
+    {"loss": "reinforce"},
+]
+
+
+def algorithm(**knobs):
+    return make_algorithm(AlgorithmConfig(**knobs))
+
+
+def gradient(size=2, spoken_with=None, outcomes=None, **knobs):
+    return mean_gradient(algorithm(**knobs), LOGITS, outcomes or walks(), size=size, spoken_with=spoken_with)
+
+
+TRUE = true_gradient(LOGITS, walks())
+PER_TOKEN = -TRUE / 2
+"""The loss goes down where the return goes up; every trajectory has two tokens, and a token mean divides by them."""
+
+
+@pytest.mark.parametrize(("size", "loss"), [(3, {}), *((2, loss) for loss in LOSSES)])
+@pytest.mark.parametrize("advantage", ["leave_one_out", "reward", "return_to_go"])
+def test_unbiased_advantages_have_the_true_gradient_as_their_mean(advantage, loss, size):
+    assert gradient(size, advantage=advantage, **loss) == pytest.approx(PER_TOKEN, abs=1e-6)
+
+
+@pytest.mark.parametrize(("size", "loss"), [(3, {}), *((2, loss) for loss in LOSSES)])
+def test_mean_centring_is_short_of_its_own_share_in_the_baseline(size, loss):
+    assert gradient(size, normalise="none", **loss) == pytest.approx(PER_TOKEN * (size - 1) / size, abs=1e-6)
+
+
+@pytest.mark.parametrize("aggregate", ["trajectory", "sequence"])
+def test_a_sequence_ratio_has_the_mean_of_its_tokens_gradients(aggregate):
+    got = gradient(advantage="leave_one_out", ratio="sequence", centre="behaviour", aggregate=aggregate)
+    assert got == pytest.approx(PER_TOKEN, abs=1e-6)
+
+
+def test_a_discounted_return_to_go_has_the_gradient_of_the_discounted_return_from_each_turn_on():
+    # Turn 1 weighs its own reward in full: the discount does not shrink late turns, as it would in the gradient of the discounted sum.
+    expected = true_gradient(LOGITS, walks(), reward=lambda outcome: outcome[1][0] + 0.5 * outcome[1][1])
+    expected[1:] *= 2
+    assert gradient(advantage="return_to_go", discount=0.5) == pytest.approx(-expected / 2, abs=1e-6)
+
+
+def test_a_reward_earned_first_gives_the_later_action_no_credit():
+    late_matters_not = [(said, (rewards[0], 0.0)) for said, rewards in walks()]
+    batches = {
+        name: algorithm(advantage=name).batch([group_of([make_conversation(s, r) for s, r in late_matters_not])])
+        for name in ("reward", "return_to_go")
+    }
+    variance = {name: np.var([s.advantages[s.sampled][1] for s in batch.sequences]) for name, batch in batches.items()}
+    assert variance["return_to_go"] < variance["reward"], "only the baseline is left of it"
+    assert gradient(advantage="return_to_go", outcomes=late_matters_not)[1:] == pytest.approx(0, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ documented bias
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"task_normalise": "token"},
+        {"task_normalise": "trajectory", "task_centre": False},
+        {"advantage": "reward", "normalise": "batch"},
+        {"normalise": "batch"},
+        {"advantage": "gigpo", "state_weight": 1e-9},
+    ],
+)
+@pytest.mark.parametrize("rewards", [(0.3, 1.0), (0.0, 100.0)])
+def test_normalised_advantages_of_a_pair_are_1_and_minus_1_whatever_the_rewards(knobs, rewards):
+    # p (1 - p) is half the chance of a pair that differs: the difference of rewards, which the true gradient has in it, is gone.
+    p = 1 / (1 + np.exp(-LOGITS[0]))
+    got = gradient(outcomes=pulls(rewards), **knobs)
+    assert got == pytest.approx([-p * (1 - p), 0, 0], abs=1e-6)
+
+
+def test_gigpo_counts_the_same_first_turn_twice():
+    # On the bandit the state group is the group: A_state equals A_episode.
+    once, twice = gradient(outcomes=pulls()), gradient(outcomes=pulls(), advantage="gigpo")
+    assert twice == pytest.approx(2 * once, abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ another speaker
+
+
+def test_importance_of_the_whole_sequence_recovers_the_true_gradient_and_that_of_a_token_does_not():
+    knobs = {"advantage": "leave_one_out", "importance_cap": 1e6}
+    whole = gradient(spoken_with=ELSEWHERE, importance="sequence", **knobs)
+    assert whole == pytest.approx(PER_TOKEN, abs=1e-6)
+    assert gradient(spoken_with=ELSEWHERE, **knobs) != pytest.approx(PER_TOKEN, abs=1e-3)
+
+
+@pytest.mark.parametrize("knobs", [{"importance_cap": 1e6}, {"loss": "reinforce", "centre": "behaviour"}])
+def test_on_single_tokens_token_weights_are_exact_and_without_them_the_gradient_is_wrong(knobs):
+    expected = -true_gradient(LOGITS, pulls())
+    right = gradient(spoken_with=ELSEWHERE, outcomes=pulls(), advantage="leave_one_out", **knobs)
+    wrong = gradient(spoken_with=ELSEWHERE, outcomes=pulls(), advantage="leave_one_out", importance_cap=0)
+    assert right == pytest.approx(expected, abs=1e-6)
+    assert wrong != pytest.approx(expected, abs=1e-2)
+
+
+# ------------------------------------------------------------------------------------------------ KL and entropy
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_a_kl_term_pulls_towards_the_reference_by_its_weight(estimator):
+    group = group_of([make_conversation(said, (0.0, 0.0)) for said, _ in walks()])
+    pulled = algorithm(kl=estimator, kl_weight=0.1, filter="none")
+    sequences = pulled.batch([group]).sequences
+    leaf = torch.tensor(LOGITS, requires_grad=True)
+    loss_of(pulled, sequences, policy=table(leaf), reference=table(torch.tensor(ELSEWHERE))).backward()
+    assert (leaf.grad.sign() == (torch.tensor(LOGITS) - torch.tensor(ELSEWHERE)).sign())[:1].all()
+    same = torch.tensor(LOGITS, requires_grad=True)
+    loss_of(pulled, sequences, policy=table(same), reference=table(torch.tensor(LOGITS))).backward()
+    assert same.grad.tolist() == pytest.approx([0, 0, 0], abs=1e-7), "at the reference there is nothing to pull"
+
+
+def test_an_entropy_bonus_is_taken_off_the_loss_whatever_the_importance():
+    group = group_of([make_conversation(said, rewards) for said, rewards in walks()])
+    plain, bonus = algorithm(), algorithm(entropy_weight=0.5)
+    sequences = plain.batch([group]).sequences
+    entropies = torch.full((7,), 0.3)
+    difference = loss_of(plain, sequences, policy=table(torch.tensor(LOGITS))) - loss_of(
+        bonus, sequences, policy=table(torch.tensor(LOGITS)), entropies=entropies
+    )
+    assert difference.item() == pytest.approx(0.5 * 0.3)

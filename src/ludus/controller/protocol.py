@@ -4,6 +4,12 @@
        │                        └────────────open, close, drain──────────▶│
        └──────────────start, act, close, renew (one link per worker)──────▶┘
 
+    client -> controller   open, withdraw, environments, tasks, start, act, solve, close, renew       (link /link)
+    controller -> client   ended, for sessions that its client did not end
+    worker -> controller   register, heartbeat, ended                                            (link /link/worker)
+    controller -> worker   open, tasks, start, act, solve, close, renew, drain
+    client -> worker       start, act, solve, close, renew                                  (link at Opened.address)
+
 Placement and leases are the controller's; turns go straight to the worker, over one multiplexed connection, or through the controller
 where a client cannot reach the worker. A frame is a JSON array of envelopes, so that many small messages cost one send.
 """
@@ -142,6 +148,11 @@ class Close(Record, frozen=True):
 class Renew(Record, frozen=True):
     session_ids: tuple[str, ...]
     client_id: str = ""
+
+
+class Renewed(Record, frozen=True):
+    ended: tuple[str, ...] = ()
+    """Those that are over; there was nothing to renew."""
 
 
 # ------------------------------------------------------------------------------------------------ worker <-> controller

@@ -21,7 +21,7 @@ def corpus_of(environment: Environment) -> list[str]:
     async def main() -> list[str]:
         client = LocalClient([environment])
         try:
-            return [text async for text in _corpus(client, {environment.name: environment})]
+            return [text async for text in _corpus(client, client.environments())]
         finally:
             await client.close()
 

@@ -95,9 +95,10 @@ def _resolve(run_file: Path | None, overrides: list[str] | None, *, dry_run: boo
         given, run_file = [str(run_file), *given], None
     config = load_config(run_file, given)
     if dry_run:
-        from ludus.launch.parts import make_environments
+        from ludus.config import HERE, WORKERS
+        from ludus.launch.places import make_environments
 
-        make_environments(config)  # names and options are checked too
+        make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
         print(dump_config(config), end="")
         raise typer.Exit
     return config

@@ -13,12 +13,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ludus.config import RunConfig
-from ludus.controller.local import LocalClient
+from ludus.controller.client import Client, ClientSession
+from ludus.controller.protocol import Described
 from ludus.engines.embedded import EmbeddedEngine
-from ludus.environments import registry
-from ludus.environments.environment import Environment
-from ludus.environments.host import HostedSession
-from ludus.errors import ConfigError, EnvironmentFailed, LudusError, describe
+from ludus.errors import ConfigError, EnvironmentFailed, LudusError, WorkerLost, describe
+from ludus.launch.places import make_client
 from ludus.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
 from ludus.models.tiny import make_tiny
 from ludus.rollout import tool_calls
@@ -41,8 +40,8 @@ class Parts:
     """What every kind of run has: training, cloning, evaluating."""
 
     config: RunConfig
-    environments: Mapping[str, Environment]
-    client: LocalClient
+    environments: Mapping[str, Described]
+    client: Client
     tokenizer: PreTrainedTokenizerBase
     chat: Chat
     model_folder: str
@@ -71,9 +70,17 @@ class Parts:
 
 
 async def make_parts(config: RunConfig, *, folder: Path) -> Parts:
-    """`folder` is where `tiny` is written when it is asked for."""
-    environments = make_environments(config)
-    client = LocalClient(environments.values())
+    """`folder` is where `tiny` is written when it is asked for, and what the run's own workers say."""
+    client = await make_client(config, folder=folder)
+    try:
+        return await _parts_around(client, config, folder=folder)
+    except BaseException:
+        await client.close()
+        raise
+
+
+async def _parts_around(client: Client, config: RunConfig, *, folder: Path) -> Parts:
+    environments = client.environments()
     device = resolve_device(config.model.device)
     model_folder = config.model.name
     if model_folder == "tiny":
@@ -100,16 +107,6 @@ def beginning(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def make_environments(config: RunConfig) -> dict[str, Environment]:
-    if not config.environments:
-        known = ", ".join(registry.names())
-        raise ConfigError(f"the run has no environments; add a section such as [environments.guess]. Known: {known}.")
-    return {
-        name: registry.make(name, source=section.source, options=section.options)
-        for name, section in config.environments.items()
-    }
-
-
 def make_arena(parts: Parts, speaker: Speaker, *, temperature: float | None = None) -> Arena:
     limits = limits_from(parts.config, temperature=temperature)
     return Arena(parts.client, speaker, parts.chat, limits, max_turns=parts.max_turns)
@@ -122,7 +119,7 @@ def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
     )
 
 
-async def _first_observation(client: LocalClient, name: str, *, limit_s: float) -> Observation:
+async def _first_observation(client: Client, name: str, *, limit_s: float) -> Observation:
     """What the environment says first, in one of several tries: one bad session must not keep a run from starting."""
     tasks = await client.tasks(name, "train")
     if not tasks:
@@ -130,9 +127,10 @@ async def _first_observation(client: LocalClient, name: str, *, limit_s: float) 
     cause = ""
     for number in range(START_TRIES):
         try:
-            async with asyncio.timeout(limit_s), opened(client, tasks[number % len(tasks)], seed=number) as session:
-                return await session.start()
-        except (EnvironmentFailed, TimeoutError) as error:
+            async with opened(client, tasks[number % len(tasks)], seed=number, timeout_s=limit_s) as session:
+                async with asyncio.timeout(limit_s):
+                    return await session.start()
+        except (EnvironmentFailed, WorkerLost, TimeoutError) as error:
             cause = describe(error)
     raise EnvironmentFailed(
         f"environment {name!r} could not be started in {START_TRIES} tries; the latest cause was: {cause}. "
@@ -141,15 +139,15 @@ async def _first_observation(client: LocalClient, name: str, *, limit_s: float) 
 
 
 @asynccontextmanager
-async def opened(client: LocalClient, task: Task, *, seed: int) -> AsyncIterator[HostedSession]:
-    session = await client.open(task, seed=seed)
+async def opened(client: Client, task: Task, *, seed: int, timeout_s: float) -> AsyncIterator[ClientSession]:
+    session = await client.open(task, seed=seed, timeout_s=timeout_s)
     try:
         yield session
     finally:
         await session.close()
 
 
-async def _corpus(client: LocalClient, environments: Mapping[str, Environment]) -> AsyncIterator[str]:
+async def _corpus(client: Client, environments: Mapping[str, Described]) -> AsyncIterator[str]:
     """What is said in these environments: the tokenizer of `tiny` is trained on it, so that prompts are short."""
     for name, environment in environments.items():
         tasks = (await client.tasks(name, "train"))[:CORPUS_SESSIONS]
@@ -159,10 +157,10 @@ async def _corpus(client: LocalClient, environments: Mapping[str, Environment]) 
                 yield text
 
 
-async def _played(client: LocalClient, task: Task, *, max_turns: int) -> list[str]:
+async def _played(client: Client, task: Task, *, max_turns: int) -> list[str]:
     rng, texts = random.Random(task.id), list[str]()
     try:
-        async with asyncio.timeout(CORPUS_S), opened(client, task, seed=0) as session:
+        async with opened(client, task, seed=0, timeout_s=CORPUS_S) as session, asyncio.timeout(CORPUS_S):
             observation = await session.start()
             texts += _texts(observation)
             for _ in range(max_turns):

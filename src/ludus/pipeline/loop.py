@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 from ludus.algorithms.algorithm import Algorithm
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
-from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, first_fault
+from ludus.errors import ControllerFailed, EngineFailed, EnvironmentFailed, LudusError, WorkerLost, first_fault
 from ludus.pipeline.buffer import Admission, Buffer
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
 from ludus.pipeline.measure import step_metrics
@@ -291,8 +291,9 @@ def _nothing_to_train(num_groups: int, last: Group) -> LudusError:
     """Named by the border of the latest failure: a dead engine is not the environment's fault."""
     cause, environment = last.failed[-1].failure, last.task.environment
     what = f"the last {num_groups} groups all failed, so nothing can be trained; the latest cause was: {cause}."
-    if cause.startswith(EngineFailed.__name__):
-        return EngineFailed(what)
+    for failure in (EngineFailed, WorkerLost, ControllerFailed):
+        if cause.startswith(failure.__name__):
+            return failure(what)
     return EnvironmentFailed(f"{what} `ludus env check {environment}` plays it without a model.")
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
 from ludus.engines.engine import Capabilities
-from ludus.engines.noise import noise
+from ludus.engines.noise import Noise
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
 from ludus.errors import EngineFailed, LudusError, border, describe
@@ -48,10 +48,10 @@ class EngineStats:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """What somebody awaits. `uniforms`: the noise of its tokens, if it is a generation."""
+    """What somebody awaits. `noise`: that of its tokens, if it is a generation."""
 
     future: asyncio.Future[Any]
-    uniforms: list[float] = field(default_factory=list)
+    noise: Noise | None = None
     admitted: bool = False
 
 
@@ -97,8 +97,7 @@ class EmbeddedEngine:
         request = Request(list(map(int, ids)), sampling, session_id, policy)
         self._check(request)
         await self._room.acquire()
-        uniforms = noise(sampling.seed, start=request.num_prompt, count=sampling.max_tokens).tolist()
-        call = _Call(asyncio.get_running_loop().create_future(), uniforms)
+        call = _Call(asyncio.get_running_loop().create_future(), Noise(sampling.seed))
         try:
             self._submit(lambda: self._add(request, call), call=call)
         except EngineFailed:
@@ -237,7 +236,7 @@ class EmbeddedEngine:
 
     def _compute(self, planned: Pass) -> None:
         sampling = [chunk.request for chunk in planned.chunks if chunk.samples]
-        uniforms = [self._generations[request].uniforms[request.num_sampled] for request in sampling]
+        uniforms = [self._uniform(request) for request in sampling]
         drawn = iter(self._policies.run(planned, uniforms=uniforms))
         for chunk in planned.chunks:
             request = chunk.request
@@ -253,6 +252,11 @@ class EmbeddedEngine:
             self._num_sampled += 1
             if completion := self._schedule.advance(chunk, token=token, logprob=logprob):
                 self._settle(self._generations.pop(request), result=completion)
+
+    def _uniform(self, request: Request) -> float:
+        noise = self._generations[request].noise
+        assert noise is not None, "a generation has noise"
+        return noise.at(len(request.ids))
 
     def _refuse(self, request: Request) -> None:
         version = self._schedule.versions[request.policy]

@@ -9,14 +9,25 @@ _MASK = (1 << 64) - 1
 
 
 def noise(seed: int, *, start: int, count: int) -> np.ndarray:
-    """`count` numbers in [0, 1), one for each position from `start` on: SplitMix64 in counter mode, so any block can be made alone."""
-    origin = int(_mix(np.array([seed & _MASK], dtype=np.uint64))[0])
-    first = (origin + _GOLDEN * (start + 1)) & _MASK
-    states = np.uint64(first) + np.uint64(_GOLDEN) * np.arange(count, dtype=np.uint64)
-    return np.asarray((_mix(states) >> np.uint64(11)) * 2.0**-53)
+    """`count` numbers in [0, 1), one for each position from `start` on."""
+    drawn = Noise(seed)
+    return np.array([drawn.at(position) for position in range(start, start + count)])
 
 
-def _mix(z: np.ndarray) -> np.ndarray:
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))
+class Noise:
+    """SplitMix64 in counter mode, so that any position's number can be made alone. Plain integers: a generation ends after a few tokens
+    more often than not, and an array for all it might have sampled costs more than the few."""
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, seed: int) -> None:
+        self._origin = _mix(seed & _MASK)
+
+    def at(self, position: int) -> float:
+        return (_mix((self._origin + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)

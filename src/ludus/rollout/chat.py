@@ -21,6 +21,8 @@ from ludus.types import Action, Completion, Message, Sequence, Tool, frozen_arra
 
 _KNOWN_ENDS = ("<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
 """Ends of generation that a tokenizer does not always declare."""
+_BEGINNINGS = 256
+"""First prompts that are kept: the attempts of a group have the same one."""
 _WINDOW = 12
 """Messages that are rendered at most to prove an extension, where the template is local."""
 
@@ -38,9 +40,21 @@ class Chat:
         self._closing_glue, self.end_id, self.closes_turns = self._find_end(tokenizer.eos_token_id)
         ends = [self.end_id, tokenizer.eos_token_id, *map(self.text.control_id, _KNOWN_ENDS)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in ends if id is not None))
+        self._beginnings: dict[str, Transcript] = {}
 
     def transcript(self) -> Transcript:
         return Transcript(self)
+
+    def beginning(self, messages: Seq[Message], tools: Seq[Tool]) -> Transcript:
+        """A transcript that holds the first prompt and nothing else; to be copied, never to be continued."""
+        key = repr((messages, tools))
+        if key not in self._beginnings:
+            if len(self._beginnings) >= _BEGINNINGS:
+                del self._beginnings[next(iter(self._beginnings))]
+            made = self.transcript()
+            made.begin(messages, tools)
+            self._beginnings[key] = made
+        return self._beginnings[key]
 
     def parse(self, ids: Seq[int], *, tools: bool = True) -> Action:
         """What the model said. Without tools on offer nothing is a call: all of it is content."""
@@ -103,11 +117,18 @@ class Transcript:
     def start(self, messages: Seq[Message], tools: Seq[Tool] = ()) -> list[int]:
         """The first prompt."""
         assert not self._rows, "a transcript serves one session: start() was called before"
+        first = self._chat.beginning(messages, tools)
+        self._shape, self._prompt, self._tools = first._shape, first._prompt, first._tools
+        self._history, self._shaped = first._history.copy(), first._shaped.copy()
+        self._rows.append(_Row())
+        self._rows[-1].add_context(first._rows[-1].prompt(), turn=0)
+        return self._rows[-1].prompt()
+
+    def begin(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
         self._offer(tools)
         self._hear(messages)
         self._prompt = self._render()
         self._begin_row(turn=0)
-        return self._rows[-1].prompt()
 
     def speak(self, completion: Completion, *, turn: int) -> None:
         """What the model sampled in answer to the last prompt, a stop id included."""

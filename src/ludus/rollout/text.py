@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -23,6 +24,10 @@ from ludus.errors import ConfigError
 _ESCAPE = "\U0010fffd"  # private use; where it occurs in a text by itself it is escaped like the rest
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ANCHOR = "a"
+_REMEMBERED = 4096
+"""Stretches of text whose ids are kept: environments repeat themselves, and so does a template's own text."""
+_SHORT = 256
+"""Characters of a stretch worth remembering."""
 
 
 class Text:
@@ -46,6 +51,7 @@ class Text:
         self._escapes, self._plain_of = _escape_tables(self._control)
         self._backend = backend
         self._first, self._rest = _plain_backends(backend, control=self._control)
+        self._remembered = lru_cache(_REMEMBERED)(self._plain_ids)
         self._anchor_ids = self._rest.encode(_ANCHOR, add_special_tokens=False).ids
         self._anchor_text = backend.decode(self._anchor_ids, skip_special_tokens=False)
 
@@ -67,14 +73,13 @@ class Text:
         position = 0
         for match in self._control_pattern.finditer(text):
             before, token = text[position : match.start()], match[0]
-            self._encode_plain(
-                before.rstrip() if token in self._swallows_left else before, into=ids, begins=begins and not position
-            )
+            before = before.rstrip() if token in self._swallows_left else before
+            ids += self._encode_plain(before, begins=begins and not position)
             ids.append(self._control[token])
             position = match.end()
             if token in self._swallows_right:
                 position += len(text) - position - len(text[position:].lstrip())
-        self._encode_plain(text[position:], into=ids, begins=begins and not position)
+        ids += self._encode_plain(text[position:], begins=begins and not position)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -107,19 +112,23 @@ class Text:
             return ""
         return self._backend.decode([*self._anchor_ids, *ids], skip_special_tokens=False)[len(self._anchor_text) :]
 
-    def _encode_plain(self, text: str, *, into: list[int], begins: bool) -> None:
+    def _encode_plain(self, text: str, *, begins: bool) -> Sequence[int]:
         if not text:
-            return
+            return ()
+        return self._remembered(text, begins) if len(text) <= _SHORT else self._plain_ids(text, begins)
+
+    def _plain_ids(self, text: str, begins: bool) -> tuple[int, ...]:
         if _ESCAPE in text:
             text = re.sub(f"{_ESCAPE}(.)", lambda match: self._plain_of.get(match[1], match[0]), text)
         backend = self._first if begins else self._rest
+        ids: list[int] = []
         position = 0
         if self._words:
             for match in self._words_pattern.finditer(text):
-                into += backend.encode(text[position : match.start()], add_special_tokens=False).ids
-                into.append(self._words[match[0]])
+                ids += backend.encode(text[position : match.start()], add_special_tokens=False).ids
+                ids.append(self._words[match[0]])
                 position, backend = match.end(), self._rest
-        into += backend.encode(text[position:] if position else text, add_special_tokens=False).ids
+        return (*ids, *backend.encode(text[position:] if position else text, add_special_tokens=False).ids)
 
 
 def _is_control(token: AddedToken) -> bool:

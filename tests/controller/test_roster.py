@@ -107,6 +107,15 @@ def test_a_withdrawn_request_leaves_the_queue():
     assert roster.ended(holder.session_id, worker_id="w1", cause="closed") == [End(holder.session_id, "closed", "")]
 
 
+def test_a_worker_that_has_no_slot_after_all_is_believed_for_a_moment():
+    roster = roster_with(seat("w1"))
+    wish = ask()
+    roster.ask(wish, now=0)
+    assert roster.not_there(wish.session_id) == [Again(wish.session_id)]
+    assert wish.session_id in roster.waiting
+    assert roster.tick(1) == [Place(wish.session_id, "w1")]
+
+
 # ------------------------------------------------------------------------------------------------ fairness
 
 
@@ -419,6 +428,10 @@ class Storm(RuleBasedStateMachine):
             self.carry_out(self.roster.ended(session_id, worker_id=self.placed[session_id], cause="closed"))
         else:
             self.carry_out(self.roster.withdraw(session_id))
+
+    @rule(session_id=asks)
+    def refuse_there(self, session_id):
+        self.carry_out(self.roster.not_there(session_id))
 
     @rule(session_ids=st.lists(asks, max_size=3))
     def renew(self, session_ids):

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from ludus.controller.decisions import Again, Decision, End, Expire, Found, Lose, Place, Refuse
 from ludus.controller.waiting import Ask, Waiting
 from ludus.errors import ControllerFailed, WorkerLost, nearest
 
@@ -21,64 +22,6 @@ State = Literal["opening", "open", "closing"]
 MAX_GONE = 50_000
 """Ended sessions that are remembered, so that whoever still asks is told why they ended."""
 SILENT_BEATS = 3
-
-
-# ------------------------------------------------------------------------------------------------ decisions
-
-
-class Place(NamedTuple):
-    """Open this session on this worker."""
-
-    session_id: str
-    worker_id: str
-
-
-class Found(NamedTuple):
-    """A worker came (back) with a session that answers this waiting ask."""
-
-    asked_id: str
-    session_id: str
-
-
-class Refuse(NamedTuple):
-    """Tell whoever waits for it that it will not be."""
-
-    session_id: str
-    message: str
-    status: int
-
-
-class Expire(NamedTuple):
-    """Close this session on its worker, then tell `ended`: its lease ran out, and its worker does not keep leases itself."""
-
-    session_id: str
-
-
-class End(NamedTuple):
-    """The session is over. Tell its client, unless the client ended it."""
-
-    session_id: str
-    cause: str
-    message: str
-
-
-class Again(NamedTuple):
-    """The worker that should have opened it is lost; it waits again."""
-
-    session_id: str
-
-
-class Lose(NamedTuple):
-    """This worker is gone; give up every call to it."""
-
-    worker_id: str
-    reason: str
-
-
-Decision = Place | Found | Refuse | Expire | End | Again | Lose
-
-
-# ------------------------------------------------------------------------------------------------ state
 
 
 @dataclass(slots=True)
@@ -110,6 +53,8 @@ class Seat:
     """By an operator, until undrained."""
     leaving: bool = False
     """By itself: it hosts what it has and takes nothing new."""
+    refusing: bool = False
+    """It said that it has no free slot after all; believed until the next tick."""
     heard: float = 0.0
     away_until: float | None = None
     """Its link is broken; if it is not back by then, it is lost."""
@@ -121,7 +66,7 @@ class Seat:
 
     @property
     def fit(self) -> bool:
-        return self.free > 0 and not (self.drained or self.leaving) and self.away_until is None
+        return self.free > 0 and not (self.drained or self.leaving or self.refusing) and self.away_until is None
 
     @property
     def load(self) -> float:
@@ -154,20 +99,20 @@ class Roster:
     def find(self, session_id: str, *, client: str) -> Session:
         """The live session, or the reason why this client cannot have it."""
         session = self.sessions.get(session_id)
-        if session is not None and session.ask.client == client:
-            if session.state == "closing":
-                raise ControllerFailed(f"session {session_id} is being closed", status=410)
-            return session
-        if session is None and session_id not in self._gone and session_id not in self.waiting:
+        owner = self.owner(session_id)
+        if not owner:
             raise ControllerFailed(
                 f"no session {session_id!r} here: it never was, or it ended long ago; open a new one", status=404
             )
-        owner = session.ask.client if session else self._owner(session_id)
         if owner != client:
             raise ControllerFailed(f"session {session_id} is not yours; only who opened it may use it", status=403)
         if session_id in self.waiting:
             raise ControllerFailed(f"session {session_id} is not open yet; it waits for a slot", status=409)
-        raise self.gone(session_id)
+        if session is None:
+            raise self.gone(session_id)
+        if session.state == "closing":
+            raise ControllerFailed(f"session {session_id} is being closed", status=410)
+        return session
 
     def gone(self, session_id: str) -> ControllerFailed | WorkerLost:
         """Why a session is over, as an error."""
@@ -179,6 +124,13 @@ class Roster:
         return ControllerFailed(
             f"session {session_id} is over ({gone.cause}{gone.message and ': ' + gone.message})", status=410
         )
+
+    def owner(self, session_id: str) -> str:
+        """The client of a session that waits, lives or is remembered; nobody, of any other."""
+        if session_id in self.sessions:
+            return self.sessions[session_id].ask.client
+        ask = self.waiting.get(session_id) or self._gone.get(session_id)
+        return ask.client if ask is not None else ""
 
     def has_ended(self, session_id: str) -> bool:
         return session_id in self._gone
@@ -218,6 +170,15 @@ class Roster:
         session.state = "open"
         self._lease(session, now=now)
         return True
+
+    def not_there(self, session_id: str) -> list[Decision]:
+        """Its worker has no slot after all: it waits again, in front, for any worker."""
+        session = self.sessions.get(session_id)
+        if session is None or session.state != "opening":
+            return []
+        seat = self.seats[session.worker_id]
+        seat.refusing = True
+        return [self._again(session), *self._fill_all()]
 
     def withdraw(self, session_id: str) -> list[Decision]:
         """Nobody waits for it any more. One that has a slot already must be closed instead."""
@@ -289,9 +250,7 @@ class Roster:
         decisions: list[Decision] = [Lose(worker_id, reason)]
         for session in sorted((self.sessions[each] for each in seat.sessions), key=_latest_first):
             if session.state == "opening":
-                del self.sessions[session.id]
-                self._wait(session.ask, in_front=True)
-                decisions.append(Again(session.id))
+                decisions.append(self._again(session))
             else:
                 decisions.append(self._end(session, cause="failed", message=f"worker {worker_id} was lost: {reason}"))
         return decisions + self._fill_all() + self._refuse_late(now)
@@ -329,6 +288,9 @@ class Roster:
             elif seat.away_until is None and seat.heard + SILENT_BEATS * self.heartbeat_s <= now:
                 silence = f"silent for {now - seat.heard:.0f} s, {SILENT_BEATS} heartbeats or more"
                 decisions += self.lost(seat.worker_id, reason=silence, now=now)
+            elif seat.refusing:
+                seat.refusing = False
+                decisions += self._fill(seat)
         return decisions + self._refuse_late(now) + self._refuse_unknown(now) + self._expire(now)
 
     def _refuse_late(self, now: float) -> list[Decision]:
@@ -436,6 +398,13 @@ class Roster:
         self._requests[session.ask.client, session.ask.request_id] = session.id
         seat.sessions.add(session.id)
 
+    def _again(self, session: Session) -> Again:
+        del self.sessions[session.id]
+        if (seat := self.seats.get(session.worker_id)) is not None:
+            seat.sessions.discard(session.id)
+        self._wait(session.ask, in_front=True)
+        return Again(session.id)
+
     def _end(self, session: Session, *, cause: str, message: str) -> End:
         del self.sessions[session.id]
         if (seat := self.seats.get(session.worker_id)) is not None:
@@ -469,10 +438,6 @@ class Roster:
     def _unseat(self, seat: Seat) -> None:
         for name in seat.environments:
             self._hosts.get(name, {}).pop(seat.worker_id, None)
-
-    def _owner(self, session_id: str) -> str:
-        ask = self.waiting.get(session_id)
-        return ask.client if ask is not None else self._gone[session_id].client
 
     def _is_settled(self, now: float) -> bool:
         return self._settled_at is None or now >= self._settled_at

@@ -13,6 +13,7 @@ A front door for foreign clients is a FastAPI router; it calls `controller.open,
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -42,7 +43,9 @@ class Worker(Protocol):
         """True: it closes sessions that nobody renews, and tells `ended`. False: the controller keeps the leases and calls `close`."""
         ...
 
-    async def open(self, here: OpenHere) -> None: ...
+    async def open(self, here: OpenHere) -> None:
+        """ControllerFailed with status 503 says that there is no slot after all: the session waits again, for any worker."""
+        ...
 
     async def tasks(self, ask: AskTasks) -> tuple[Task, ...]: ...
 
@@ -62,6 +65,10 @@ class Worker(Protocol):
 
     def drain(self, draining: bool) -> None:
         """No new sessions, or again some. Only a wish: the controller places nothing on a drained worker anyway."""
+        ...
+
+    def leave(self) -> None:
+        """The controller has given it up as lost. Quick; a worker that lives after all may join anew."""
         ...
 
     async def raw(self, session_id: str, *, call: str, body: bytes) -> bytes:
@@ -106,6 +113,9 @@ class LinkWorker:
 
     def drain(self, draining: bool) -> None:
         self.link.tell("drain", Drain(draining))
+
+    def leave(self) -> None:
+        self._leaving = asyncio.ensure_future(self.link.close())
 
     async def raw(self, session_id: str, *, call: str, body: bytes) -> bytes:
         raise ControllerFailed(

@@ -19,6 +19,7 @@ from ludus.controller.protocol import (
     Open,
     Opened,
     Renew,
+    Renewed,
     Solve,
     Start,
     Withdraw,
@@ -114,8 +115,8 @@ class EchoWorker(Peer):
     def close(self, close: Close) -> None:
         del self.acts[close.session_id]
 
-    def renew(self, renew: Renew) -> None:
-        return None
+    def renew(self, renew: Renew) -> Renewed:
+        return Renewed(tuple(each for each in renew.session_ids if each not in self.acts))
 
 
 class EchoController(Peer):

@@ -91,6 +91,17 @@ def test_leases_of_all_sessions_are_renewed_in_one_call_until_they_are_closed():
     run(scenario, lease_s=0.1)
 
 
+def test_a_session_whose_lease_ran_out_is_noticed_when_it_is_renewed():
+    async def scenario(client, controller, worker):
+        session = await client.open(TASK, seed=0)
+        worker.acts.clear()
+        await until(lambda: not client.live)
+        with pytest.raises(WorkerLost, match=r"over where it ran .cause: lease"):
+            await session.act(Action("late"))
+
+    run(scenario, lease_s=0.1)
+
+
 def test_an_unknown_environment_is_answered_with_the_near_one():
     async def scenario(client, controller, worker):
         with pytest.raises(ConfigError, match=r"no environment 'ecco' at http.*Did you mean 'echo'"):
@@ -134,10 +145,11 @@ def test_an_address_that_is_somebody_elses_worker_is_noticed_and_the_controller_
         async with plane() as (_, stranger):
             controller.worker_address = stranger.address
             session = await client.open(TASK, seed=0)
+            await until(lambda: controller.calls("renew"))
             assert (await session.act(Action("a"))).messages[0].content == "a"
             assert len(stranger.calls("act")) == 1
 
-    run(scenario)
+    run(scenario, lease_s=0.1)
 
 
 def test_a_worker_that_dies_in_the_middle_of_an_act_is_lost_with_the_controllers_reason():
@@ -209,7 +221,9 @@ def test_sessions_go_on_while_the_controller_is_away():
 def test_a_controller_that_stays_away_is_a_named_failure():
     async def scenario(client, controller, worker):
         await controller.hang_up()
-        with pytest.raises(ControllerFailed, match=r"the controller http://127.* cannot be reached .*ConnectionRefused"):
+        with pytest.raises(
+            ControllerFailed, match=r"the controller http://127.* cannot be reached .*ConnectionRefused"
+        ):
             await client.open(TASK, seed=0)
         await controller.listen()
 

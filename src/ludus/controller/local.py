@@ -1,4 +1,7 @@
-"""Sessions in this process, behind the interface of remote ones. Promise: author code that blocks or hangs stalls nobody else."""
+"""Sessions in this process, behind the interface of remote ones. Promise: author code that blocks or hangs stalls nobody else.
+
+Environments that ask for it (`isolation = "process"`) get a process for each session, from the same pool that a worker has.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import asyncio
 from collections.abc import Iterable
 
 from ludus.controller.client import TURN_S
+from ludus.controller.pens import PenLimits, PennedSession, Pens
 from ludus.controller.protocol import Described
-from ludus.environments.environment import Environment
+from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.host import Host, HostedSession
 from ludus.errors import ConfigError, TurnTimeout, nearest
 from ludus.types import Task
@@ -16,32 +20,45 @@ from ludus.types import Task
 class LocalClient:
     """A Client over Environment objects."""
 
-    def __init__(self, environments: Iterable[Environment], *, max_threads: int = 256) -> None:
+    def __init__(
+        self, environments: Iterable[Environment], *, max_threads: int = 256, pens: PenLimits | None = None
+    ) -> None:
         self._environments: dict[str, Environment] = {}
         for environment in environments:
             if environment.name in self._environments:
                 raise ConfigError(f"two environments are called {environment.name!r}; give one of them another name")
             self._environments[environment.name] = environment
-        self._host = Host(max_threads=max_threads)
+        self.host = Host(max_threads=max_threads)
+        self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
+        self._pens = Pens((self._environments[name] for name in self._apart), limits=pens)
 
     def environments(self) -> dict[str, Described]:
         return {name: described(environment) for name, environment in self._environments.items()}
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
-        return await self._host.tasks(self._find(environment), split)
+        found = self._find(environment)
+        return await (
+            self._pens.tasks(environment, split) if environment in self._apart else self.host.tasks(found, split)
+        )
 
-    async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> HostedSession:
+    async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> HostedSession | PennedSession:
+        if task.environment in self._apart:
+            return await self._pens.open(task, seed=seed, timeout_s=timeout_s)
         environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
         try:
             async with clock:
-                return await self._host.open(environment, task, seed=seed)
+                return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s)
         except TimeoutError:
             if not clock.expired():
                 raise
             raise TurnTimeout(f"opening exceeded {timeout_s:g} s") from None
 
+    async def prepare(self) -> None:
+        """Fails now where an environment's own process could not be started later."""
+        await self._pens.prepare()
+
     async def close(self) -> None:
-        await self._host.close()
+        await asyncio.gather(self.host.close(), self._pens.close())
 
     def _find(self, name: str) -> Environment:
         if name not in self._environments:

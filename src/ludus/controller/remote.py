@@ -30,6 +30,7 @@ from ludus.controller.protocol import (
     Open,
     Opened,
     Renew,
+    Renewed,
     Solve,
     Start,
     Withdraw,
@@ -156,7 +157,7 @@ class RemoteClient:
 
     def _ended(self, ended: Ended) -> None:
         if (session := self.live.get(ended.session_id)) is not None:
-            session.end(ended.message or f"the session ended there ({ended.cause})")
+            session.end(ended.message or f"the session is over where it ran (cause: {ended.cause})")
 
     # -------------------------------------------------------------------------------------------- leases
 
@@ -166,19 +167,30 @@ class RemoteClient:
             on: dict[Line, list[str]] = defaultdict(list)
             for session_id, session in self.live.items():
                 on[session.line].append(session_id)
-            await asyncio.gather(*(self._renew(line, Renew(tuple(ids), self._id)) for line, ids in on.items()))
+            await asyncio.gather(*(self._renew(line, tuple(ids)) for line, ids in on.items()))
 
-    async def _renew(self, line: Line, renew: Renew) -> None:
+    async def _renew(self, line: Line, session_ids: tuple[str, ...]) -> None:
         """In time or not at all: whoever acts on a session that was lost meanwhile hears of it then."""
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                try:
-                    await line.call("renew", renew)
-                except Unreachable:
-                    if line is not self.controller:
-                        await self.controller.call("renew", renew)
+                over = await self._ended_among(session_ids, line=line)
+                if over and line is not self.controller:  # it may be somebody else's address; the controller knows
+                    over = await self._ended_among(over, line=self.controller)
         except (LudusError, TimeoutError) as error:
-            _log.warning("leases of %d sessions were not renewed: %s", len(renew.session_ids), error or "no answer")
+            _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
+            return
+        for session_id in over:
+            self._ended(Ended(session_id, cause="lease"))
+
+    async def _ended_among(self, session_ids: tuple[str, ...], *, line: Line) -> tuple[str, ...]:
+        """Renews the leases; answers with the sessions that have none any more."""
+        try:
+            renewed: Renewed = await line.call("renew", Renew(session_ids, self._id), answer=Renewed)
+        except Unreachable:
+            if line is self.controller:
+                raise
+            return session_ids
+        return renewed.ended
 
 
 class RemoteSession:

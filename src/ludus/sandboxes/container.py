@@ -1,0 +1,128 @@
+"""A container sandbox, through any Docker-compatible service. Promise: no rights, no network unless asked, no limit left to defaults.
+
+Files outside /work and /tmp are the image's and read-only. One process keeps the container; on a signal from the service it kills all the
+others, which needs no new process and so works in a full container too. A command out of time therefore takes along everything that runs
+in its container; shells are started anew. An exec costs a tenth of a second, a command in a persistent shell a fraction of a millisecond.
+"""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from ludus.errors import SandboxFailed
+from ludus.sandboxes.docker_api import DockerApi, Exec
+from ludus.sandboxes.inside import Inside
+from ludus.sandboxes.lease import drop_label, home_of, write_label
+from ludus.sandboxes.running import Running
+from ludus.sandboxes.sandbox import FOLDER, UID, Label, Level, Need
+
+KEEPER = "trap 'kill -KILL -1' USR1; trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
+USER = f"{UID}:{UID}"
+
+
+class ContainerSandbox(Inside):
+    level: Level = "container"
+
+    def __init__(self, label: Label, *, state: Path, api: DockerApi, need: Need) -> None:
+        super().__init__()
+        if not need.image:
+            raise SandboxFailed(
+                "a container needs an image; say which in the environment (image = ...) or in the run file"
+            )
+        self.label = label
+        self._state, self._api, self._need = state, api, need
+        self._container = ""
+
+    def start(self) -> None:
+        write_label(self._state, self.label, level=self.level)
+        name = f"ludus-{self.label.id}"
+        self._container = self._api.create(name, body(self._need, self.label, home=home_of(self._state)))
+        self._api.start(self._container)
+
+    def attach(self, argv: list[str]) -> Running:
+        self._require_open()
+        started = self._api.exec(self._container, argv, user=USER, folder=FOLDER)
+        return self._remembered(InContainer(started, sandbox=self))
+
+    def end_all(self) -> None:
+        """Everything but the keeper; where it does not answer, the container."""
+        try:
+            self._api.kill(self._container, signal="SIGUSR1")
+        except SandboxFailed:
+            self._api.remove(self._container)
+
+    def _shell_argv(self) -> list[str]:
+        return ["/bin/sh"]
+
+    def _end(self) -> None:
+        if self._container:
+            self._api.remove(self._container)
+        drop_label(self._state, self.label.id)
+
+
+class InContainer:
+    """An exec whose end is the sandbox's to enforce."""
+
+    def __init__(self, started: Exec, *, sandbox: ContainerSandbox) -> None:
+        self._exec, self._sandbox = started, sandbox
+        self.send, self.receive, self.exit_code = started.send, started.receive, started.exit_code
+
+    def kill(self) -> None:
+        self._sandbox.end_all()
+
+    def close(self) -> None:
+        self._exec.close()
+
+
+def body(need: Need, label: Label, *, home: str) -> dict[str, object]:
+    """Nothing is left to a service's defaults: they differ between Docker and podman, and from machine to machine."""
+    room, disk = need.room, need.room.disk_mb * 2**20
+    memory = room.memory_mb * 2**20
+    tmpfs = "rw,nosuid,nodev,exec,size={},mode=1777"  # the mode counts where the image has no such folder: it must not bring /work
+    return {
+        "Image": need.image,
+        "Entrypoint": ["/bin/sh", "-c", KEEPER],
+        "Cmd": [],
+        "User": USER,
+        "WorkingDir": FOLDER,
+        "Hostname": "sandbox",
+        "Env": [f"HOME={FOLDER}", "LANG=C.UTF-8", "TMPDIR=/tmp"],
+        "Labels": {
+            "ludus.home": home,
+            "ludus.id": label.id,
+            "ludus.lease": label.lease,
+            "ludus.run": label.run,
+            "ludus.session": label.session,
+        },
+        "HostConfig": {
+            "NetworkMode": "bridge" if need.network else "none",
+            "Memory": memory,
+            "MemorySwap": memory,
+            "PidsLimit": room.num_processes,
+            "CpuPeriod": 100_000,
+            "CpuQuota": int(room.cpus * 100_000),
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Ulimits": ulimits(),
+            "ReadonlyRootfs": True,
+            "Tmpfs": {
+                FOLDER: tmpfs.format(disk // 2),
+                "/tmp": tmpfs.format(disk // 2),
+                "/run": tmpfs.format(2**20),
+                "/var/tmp": tmpfs.format(2**20),
+            },
+            "ShmSize": 8 * 2**20,
+            "Binds": [f"{m.source}:{m.target}:{'rw' if m.writable else 'ro'}" for m in need.mounts],
+            "Privileged": False,
+            "AutoRemove": False,
+        },
+    }
+
+
+def ulimits() -> list[dict[str, object]]:
+    """Both, always: podman adds what it is not told, with values that this machine may refuse. nproc is wide: it counts the processes of
+    all containers together; a container's own bound is PidsLimit."""
+    hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    nproc = 30_000 if hard == resource.RLIM_INFINITY else min(hard, 30_000)
+    return [{"Name": "nofile", "Soft": 1024, "Hard": 1024}, {"Name": "nproc", "Soft": nproc, "Hard": nproc}]

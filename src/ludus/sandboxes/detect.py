@@ -1,0 +1,129 @@
+"""What this machine can give, found by trying. Promise: each answer is one line, and where something does not work, it says what to do."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from ludus.errors import SandboxFailed
+from ludus.sandboxes import cgroups
+from ludus.sandboxes.docker_api import DockerApi, sockets
+from ludus.sandboxes.namespace import BASE, Holder, rlimits, wrapping
+from ludus.sandboxes.running import finish
+from ludus.sandboxes.sandbox import UID, Level, Limits, Room
+
+CONF = Path(__file__).with_name("containers.conf")
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    level: Level
+    works: bool
+    says: str
+    remedy: str = ""
+
+
+def driver(level: Level) -> Driver:
+    if level == "namespace":
+        return _namespace()
+    if level == "container":
+        return _container()
+    return _process() if level == "process" else _none()
+
+
+def container_socket() -> Path | None:
+    """The first that answers."""
+    return next((socket for socket in sockets() if _version(socket)), None)
+
+
+def _none() -> Driver:
+    return Driver("none", True, "the environment's own code, in its worker")
+
+
+def _process() -> Driver:
+    if not hasattr(os, "pidfd_open"):
+        return Driver("process", False, "no pidfd on this system", "Linux 5.3 or newer is needed.")
+    return Driver("process", True, "plain processes; contains nothing, for trusted code")
+
+
+@functools.cache
+def _namespace() -> Driver:
+    if shutil.which("bwrap") is None or shutil.which("unshare") is None:
+        missing = "bubblewrap" if shutil.which("bwrap") is None else "util-linux"
+        return Driver(
+            "namespace", False, f"{missing} is not installed", f"Install it, e.g. `apt-get install {missing}`."
+        )
+    try:
+        said = _try_namespace()
+    except (SandboxFailed, OSError) as error:
+        said = str(error)
+    if said:
+        return Driver("namespace", False, f"bubblewrap does not run here: {said}", _namespace_remedy())
+    trees = cgroups.find()
+    lacking = "".join(f", no limit on {name} of the whole sandbox" for name in trees.missing)
+    limits = f"limits by {trees.describe()}{lacking}" if trees.places else "no control groups: limits per process only"
+    return Driver("namespace", True, f"bubblewrap; {limits}")
+
+
+def _try_namespace() -> str:
+    """What went wrong, or nothing."""
+    holder = Holder(mark="")
+    uid = UID if os.geteuid() == 0 else 0
+    try:
+        holder.ask("open", id="trial", bytes=2**20, uid=uid)
+        argv = [*wrapping(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
+        running = holder.spawn(id="trial", argv=argv, env={}, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
+        done = finish(running, limits=Limits(time_s=10))
+    finally:
+        holder.close()
+    return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
+
+
+def _namespace_remedy() -> str:
+    for name, good in (
+        ("kernel.unprivileged_userns_clone", "1"),
+        ("kernel.apparmor_restrict_unprivileged_userns", "0"),
+    ):
+        file = Path("/proc/sys") / name.replace(".", "/")
+        if file.exists() and file.read_text().strip() != good:
+            return f"Allow user namespaces: `sysctl -w {name}={good}`."
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return "Inside a container: start it with `--privileged`, or give it a container service's socket and use that driver."
+    return "It needs user, mount and pid namespaces: is `unshare --mount --pid --fork true` allowed?"
+
+
+def _container() -> Driver:
+    socket = container_socket()
+    if socket is not None:
+        return Driver("container", True, f"{_version(socket)} at {socket}")
+    found = sockets()
+    if found:
+        return Driver(
+            "container", False, f"nobody answers at {found[0]}", "Start the service, or point DOCKER_HOST elsewhere."
+        )
+    if shutil.which("podman"):
+        where = "/run/podman" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp") + "/podman"
+        command = f"mkdir -p {where}; podman system service --time=0 unix://{where}/podman.sock &"
+        return Driver(
+            "container", False, "podman is installed, its service does not run",
+            f"Start it: `{command}` (where runc has to be used, with CONTAINERS_CONF={CONF}).",
+        )  # fmt: skip
+    return Driver(
+        "container",
+        False,
+        "neither Docker nor podman answers",
+        "Install one, e.g. `apt-get install podman runc`, or set DOCKER_HOST=unix://...",
+    )
+
+
+def _version(socket: Path) -> str:
+    api = DockerApi(socket)
+    try:
+        return api.version()
+    except SandboxFailed:
+        return ""
+    finally:
+        api.close()

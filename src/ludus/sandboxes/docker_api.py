@@ -1,0 +1,173 @@
+"""The Docker HTTP API over a unix socket: the few calls that a sandbox needs, the same for Docker and for podman's service."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpcore
+import httpx
+
+from ludus.errors import SandboxFailed
+
+CALL_S = 60.0
+_UPGRADE = {"Connection": "Upgrade", "Upgrade": "tcp"}
+
+
+def sockets() -> list[Path]:
+    """Where a service may listen, the user's own word first."""
+    given = os.environ.get("DOCKER_HOST", "")
+    if given:
+        return [Path(given.removeprefix("unix://"))] if given.startswith(("unix://", "/")) else []
+    places = ["/var/run/docker.sock"]
+    if runtime := os.environ.get("XDG_RUNTIME_DIR"):
+        places += [f"{runtime}/docker.sock", f"{runtime}/podman/podman.sock"]
+    places.append("/run/podman/podman.sock")
+    return [Path(place) for place in places if Path(place).is_socket()]
+
+
+class DockerApi:
+    """Safe to share between threads."""
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=8)  # every shell holds one
+        transport = httpx.HTTPTransport(uds=str(socket), limits=unlimited)
+        self._client = httpx.Client(transport=transport, base_url="http://docker", timeout=CALL_S)
+
+    def version(self) -> str:
+        told = self._ask("GET", "/version")
+        names = [part.get("Name", "") for part in told.get("Components", [])]
+        name = "podman" if any("odman" in each for each in names) else "Docker"
+        return f"{name} {told.get('Version', '?')}"
+
+    def has_image(self, image: str) -> bool:
+        return self._client.get(f"/images/{image}/json").status_code == 200
+
+    def create(self, name: str, body: Mapping[str, Any]) -> str:
+        return str(self._ask("POST", "/containers/create", params={"name": name}, body=body)["Id"])
+
+    def start(self, container: str) -> None:
+        self._ask("POST", f"/containers/{container}/start")
+
+    def kill(self, container: str, *, signal: str) -> None:
+        self._ask("POST", f"/containers/{container}/kill", params={"signal": signal})
+
+    def remove(self, container: str) -> None:
+        """One that is gone is removed."""
+        self._ask("DELETE", f"/containers/{container}", params={"force": "1", "v": "1"}, accept=(404, 409))
+
+    def containers(self, label: str) -> list[dict[str, Any]]:
+        filters = json.dumps({"label": [label]})
+        found = self._ask("GET", "/containers/json", params={"all": "1", "filters": filters})
+        return list(found)
+
+    def exec(self, container: str, argv: list[str], *, user: str, folder: str) -> Exec:
+        body = {
+            "AttachStdin": True, "AttachStdout": True, "AttachStderr": True, "Tty": False,
+            "Cmd": argv, "User": user, "WorkingDir": folder,
+        }  # fmt: skip
+        exec_id = str(self._ask("POST", f"/containers/{container}/exec", body=body)["Id"])
+        request = self._client.build_request(
+            "POST", f"/exec/{exec_id}/start", json={"Detach": False, "Tty": False}, headers=_UPGRADE, timeout=CALL_S
+        )
+        try:
+            response = self._client.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        if response.status_code not in (101, 200):
+            response.read()
+            raise SandboxFailed(f"a command could not be started in the container: {_message(response)}")
+        return Exec(self, exec_id, response)
+
+    def exec_state(self, exec_id: str) -> dict[str, Any]:
+        """Empty when it is gone with its container."""
+        return dict(self._ask("GET", f"/exec/{exec_id}/json", accept=(404,)))
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _ask(
+        self, method: str, path: str, *, params: Any = None, body: Any = None, accept: tuple[int, ...] = ()
+    ) -> Any:
+        try:
+            response = self._client.request(method, path, params=params, json=body)
+        except httpx.HTTPError as error:
+            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        if response.is_error and response.status_code not in accept:
+            raise SandboxFailed(f"the container service refuses {method} {path.split('/')[1]}: {_message(response)}")
+        return response.json() if response.content and "json" in response.headers.get("content-type", "") else {}
+
+
+class Exec:
+    """A process in a container, on a connection of its own: frames of one stream byte, three zeros, a length, and that many bytes."""
+
+    def __init__(self, api: DockerApi, exec_id: str, response: httpx.Response) -> None:
+        self._api, self.id, self._response = api, exec_id, response
+        self._stream: httpcore.NetworkStream = response.extensions["network_stream"]
+        self._buffer = bytearray()
+
+    def send(self, data: bytes, *, timeout_s: float) -> None:
+        try:
+            self._stream.write(data, timeout=timeout_s)
+        except httpcore.WriteTimeout:
+            raise TimeoutError("it does not read its input") from None
+        except httpcore.WriteError as error:
+            raise BrokenPipeError(str(error)) from None
+
+    def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
+        until_s = time.monotonic() + timeout_s
+        while True:
+            if frame := self._frame():
+                return frame
+            try:
+                data = self._stream.read(65536, timeout=max(0.001, until_s - time.monotonic()))
+            except httpcore.ReadTimeout:
+                return None
+            except httpcore.ReadError:
+                data = b""
+            if not data:
+                return 0, b""
+            self._buffer += data
+
+    def _frame(self) -> tuple[int, bytes] | None:
+        """Whole or in part: a large frame is handed on as it comes."""
+        if len(self._buffer) < 8:
+            return None
+        length = int.from_bytes(self._buffer[4:8], "big")
+        if length == 0:
+            del self._buffer[:8]
+            return self._frame()
+        data = bytes(self._buffer[8 : 8 + length])
+        if not data:
+            return None
+        stream, left = self._buffer[0], length - len(data)
+        del self._buffer[: 8 + len(data)]
+        if left:
+            self._buffer[:0] = bytes([stream, 0, 0, 0]) + left.to_bytes(4, "big")
+        return (2 if stream == 2 else 1), data
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        until_s = time.monotonic() + timeout_s
+        while True:
+            state = self._api.exec_state(self.id)
+            if not state.get("Running"):  # also where it is not known any more
+                code = state.get("ExitCode")
+                return 137 if code is None else int(code)
+            if time.monotonic() > until_s:
+                return None
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        self._response.close()
+
+
+def _message(response: httpx.Response) -> str:
+    try:
+        return str(response.json().get("message", response.text))[:500].strip()
+    except ValueError:
+        return response.text[:500].strip()

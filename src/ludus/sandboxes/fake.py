@@ -1,0 +1,110 @@
+"""A sandbox without any system beneath it, for tests of environments: files in a dict, answers to order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ludus.errors import SandboxFailed
+from ludus.sandboxes.sandbox import (
+    MAX_FILE_BYTES,
+    Command,
+    Finished,
+    Level,
+    Limits,
+    Need,
+    Sandbox,
+    checked_path,
+    encoded,
+    refusal,
+)
+
+
+class FakeSandbox:
+    """`answers` maps a command's text to what it answers; any other command succeeds and says nothing. `commands` remembers them all."""
+
+    level: Level = "process"
+
+    def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, dies_after: int | None = None) -> None:
+        """dies_after: so many commands are answered, then the sandbox is gone."""
+        self.answers = dict(answers or {})
+        self.dies_after = dies_after
+        self.commands: list[str] = []
+        self.files: dict[str, bytes] = {}
+        self.num_closed = 0
+
+    def start(self) -> None:
+        pass
+
+    def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
+        if refused := refusal(command):
+            return refused
+        self._require_open()
+        text = command if isinstance(command, str) else " ".join(command)
+        if self.dies_after is not None and len(self.commands) >= self.dies_after:
+            raise SandboxFailed("the fake died, as ordered")
+        self.commands.append(text)
+        answer = self.answers.get(text, "")
+        return cut(Finished(0, stdout=answer) if isinstance(answer, str) else answer, limits=limits)
+
+    def shell(self) -> FakeSandbox:
+        return self
+
+    def write(self, path: str, data: bytes | str) -> None:
+        self._require_open()
+        self.files[_normal(path)] = encoded(data) if isinstance(data, str) else data
+
+    def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        self._require_open()
+        if _normal(path) not in self.files:
+            raise FileNotFoundError(f"no file {path!r} in the sandbox")
+        return self.files[_normal(path)][:max_bytes]
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+    def _require_open(self) -> None:
+        if self.num_closed:
+            raise SandboxFailed("the sandbox is closed")
+
+
+class FakeSandboxes:
+    """A provider of fakes; `opened` remembers them with what was asked for."""
+
+    def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, fails: bool = False) -> None:
+        self._answers, self._fails = answers, fails
+        self.opened: list[tuple[Need, str, FakeSandbox]] = []
+
+    def require(self, need: Need) -> None:
+        pass
+
+    def open(self, need: Need, *, session: str = "") -> Sandbox:
+        if self._fails:
+            raise SandboxFailed("the fake provider has none, as ordered")
+        sandbox = FakeSandbox(answers=self._answers)
+        self.opened.append((need, session, sandbox))
+        return sandbox
+
+    def close(self) -> None:
+        for _, _, sandbox in self.opened:
+            sandbox.close()
+
+
+def cut(finished: Finished, *, limits: Limits) -> Finished:
+    kept = limits.output_bytes
+    if max(len(finished.stdout), len(finished.stderr)) <= kept:
+        return finished
+    return Finished(
+        finished.exit_code, finished.stdout[:kept], finished.stderr[:kept], truncated=True, timed_out=finished.timed_out
+    )
+
+
+def _normal(path: str) -> str:
+    parts: list[str] = []
+    for part in checked_path(path).split("/"):
+        if part == "..":
+            if not parts:
+                raise PermissionError(f"{path!r} leads out of the sandbox's folder")
+            parts.pop()
+        elif part not in ("", "."):
+            parts.append(part)
+    return "/".join(parts)

@@ -1,0 +1,113 @@
+"""What drivers with their own file system share: files are written and read by a process inside. Promise: no path leads elsewhere.
+
+No path is resolved out here, so there is nothing that a symbolic link, `..` or a race could be resolved wrongly to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from abc import ABC, abstractmethod
+
+from ludus.errors import SandboxFailed
+from ludus.sandboxes.running import Running, finish, gather
+from ludus.sandboxes.sandbox import (
+    MAX_FILE_BYTES,
+    Command,
+    Finished,
+    Limits,
+    argv_of,
+    checked_path,
+    decoded,
+    encoded,
+    refusal,
+)
+from ludus.sandboxes.shell import PersistentShell
+
+FILE_S = 30.0
+_WRITE = 'd=$(dirname -- "$1") && mkdir -p -- "$d" && head -c "$2" > "$1"'
+_READ = 'if [ -d "$1" ] || { [ -e "$1" ] && [ ! -f "$1" ]; }; then echo "not a plain file" >&2; exit 1; fi; head -c "$2" -- "$1"'
+
+
+class Inside(ABC):
+    def __init__(self) -> None:
+        self.closed = False
+        self._closing = threading.Lock()
+        self._live: weakref.WeakSet[Running] = weakref.WeakSet()
+        self._shells: list[PersistentShell] = []
+
+    @abstractmethod
+    def attach(self, argv: list[str]) -> Running: ...
+
+    @abstractmethod
+    def _shell_argv(self) -> list[str]: ...
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+    def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
+        return refusal(command) or finish(self.attach(argv_of(command, shell=self._shell_argv()[0])), limits=limits)
+
+    def shell(self) -> PersistentShell:
+        self._require_open()
+        shell = PersistentShell(lambda: self.attach(self._shell_argv()))
+        self._shells.append(shell)
+        return shell
+
+    def write(self, path: str, data: bytes | str) -> None:
+        data = encoded(data) if isinstance(data, str) else data
+        running = self.attach(["/bin/sh", "-c", _WRITE, "sh", _operand(path), str(len(data))])
+        with contextlib.suppress(OSError):  # it has said why on stderr
+            running.send(data, timeout_s=FILE_S)
+        done = gather(running, limits=Limits(time_s=FILE_S))
+        if done.exit_code:
+            raise _error(path, done.err.text(), timed_out=done.timed_out)
+
+    def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
+        max_bytes = min(max_bytes, MAX_FILE_BYTES)
+        running = self.attach(["/bin/sh", "-c", _READ, "sh", _operand(path), str(max_bytes)])
+        done = gather(running, limits=Limits(time_s=FILE_S, output_bytes=max_bytes))
+        if done.exit_code:
+            raise _error(path, done.err.text(), timed_out=done.timed_out)
+        return done.out.data
+
+    def close(self) -> None:
+        with self._closing:
+            if self.closed:
+                return
+            self.closed = True
+        for running in list(self._live):
+            running.kill()
+        for shell in self._shells:
+            shell.close()
+        self._end()
+
+    def _remembered(self, running: Running) -> Running:
+        self._live.add(running)
+        if self.closed:  # closed while it was started
+            running.kill()
+        return running
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise SandboxFailed("the sandbox is closed")
+
+
+def _operand(path: str) -> str:
+    """A name that no tool takes for an option."""
+    path = decoded(encoded(checked_path(path)))
+    return path if path.startswith("/") else f"./{path}"
+
+
+def _error(path: str, text: str, *, timed_out: bool) -> OSError:
+    said = text.strip().splitlines()[:1] or ["no reason given"]
+    cause = "took too long" if timed_out else said[0]
+    kinds = {
+        "No such file": FileNotFoundError,
+        "nonexistent": FileNotFoundError,
+        "Permission": PermissionError,
+        "Read-only": PermissionError,
+    }
+    kind = next((kind for words, kind in kinds.items() if words in cause), OSError)
+    return kind(f"{path!r} in the sandbox: {cause}")

@@ -1,0 +1,58 @@
+"""Processes known by a mark in their environment: what a sandbox started stays findable, however often it forked or left its group."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+
+MARK = "LUDUS_SANDBOX"
+
+
+def kill_marked(wanted: Callable[[str], bool]) -> int:
+    """Kills every process whose mark is wanted; the number of them. Where there is no /proc, none is found."""
+    number = 0
+    for _ in range(10):  # one that forks meanwhile is found in the next round
+        found = list(_marked(wanted))
+        for pidfd in found:
+            try:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                number += 1
+            except ProcessLookupError:
+                pass
+            finally:
+                os.close(pidfd)
+        if not found:
+            break
+    return number
+
+
+def _marked(wanted: Callable[[str], bool]) -> Iterator[int]:
+    for pid in _pids():
+        try:
+            pidfd = os.pidfd_open(pid)  # first, so that a pid that is reused meanwhile is not killed
+        except (OSError, AttributeError):
+            continue
+        mark = _mark_of(pid)
+        if mark is not None and wanted(mark) and pid != os.getpid():
+            yield pidfd
+        else:
+            os.close(pidfd)
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _mark_of(pid: int) -> str | None:
+    """None also for a zombie, whose environment is gone."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return None
+    prefix = f"{MARK}=".encode()
+    return next((each.removeprefix(prefix).decode() for each in variables if each.startswith(prefix)), None)

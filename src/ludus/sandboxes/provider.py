@@ -1,0 +1,169 @@
+"""Starts sandboxes and ends them all. Promise: what it started is gone when it is closed, or when its process is.
+
+One per process that hosts sessions. Nothing happens before the first sandbox is asked for; then a lease is taken, what dead processes
+left is removed, and that is repeated every SWEEP_S.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import ConfigError, LudusError, SandboxFailed
+from ludus.sandboxes import detect, reaper
+from ludus.sandboxes.container import ContainerSandbox
+from ludus.sandboxes.docker_api import DockerApi
+from ludus.sandboxes.lease import Lease, state_folder, write_label
+from ludus.sandboxes.namespace import Holder, NamespaceSandbox
+from ludus.sandboxes.pool import Pool
+from ludus.sandboxes.process import ProcessSandbox
+from ludus.sandboxes.sandbox import Label, Need, Sandbox, level_of
+
+SWEEP_S = 30.0
+WARM = 2
+"""Containers kept ready per image; the others start in milliseconds."""
+Started = ProcessSandbox | NamespaceSandbox | ContainerSandbox
+_log = logging.getLogger(__name__)
+
+
+def need_of(declared: Any, *, image: str = "") -> Need:
+    """What an environment declares: a Need, or the name of a level."""
+    return declared if isinstance(declared, Need) else Need(level_of(str(declared)), image=image)
+
+
+class Sandboxes:
+    def __init__(self, *, run: str = "", state: Path | None = None, warm: int = WARM) -> None:
+        self._run, self._given_state, self._warm = run, state, warm
+        self._lock = threading.RLock()
+        self._lease: Lease | None = None
+        self._holder: Holder | None = None
+        self._api: DockerApi | None = None
+        self._pool: Pool[Started] = Pool(self._make, size=warm)
+        self._live: dict[str, Started] = {}
+        self._stop = threading.Event()
+
+    def require(self, need: Need) -> None:
+        """Refuses at the start what this machine cannot give."""
+        driver = detect.driver(need.level)
+        if not driver.works:
+            raise ConfigError(
+                f"sandbox {need.level!r} is not to be had on this machine: {driver.says}. {driver.remedy}"
+            )
+        if need.level == "container" and not need.image:
+            raise ConfigError(
+                "sandbox 'container' needs an image: say `image = ...` in the environment's class or its section of the run file"
+            )
+        if need.level == "container" and not self._container_api().has_image(need.image):
+            raise ConfigError(
+                f"the container service has no image {need.image!r}; pull or build it first, e.g. `podman pull {need.image}`"
+            )
+
+    def open(self, need: Need, *, session: str = "") -> Sandbox:
+        """Started; the caller closes it."""
+        self._begin()
+        sandbox = self._pool.take(need) if need.level == "container" and self._warm else self._make(need)
+        told = Label(sandbox.label.id, sandbox.label.lease, run=self._run, session=session)
+        write_label(self._begin().state, told, level=sandbox.level)
+        return sandbox
+
+    def close(self) -> None:
+        with self._lock:
+            self._stop.set()
+            self._pool.close()
+            for sandbox in list(self._live.values()):
+                _quietly(sandbox.close)
+            if self._holder is not None:
+                self._holder.close()
+            if self._api is not None:
+                self._api.close()
+            if self._lease is not None:
+                self._lease.release()
+            self._lease = self._holder = self._api = None
+        atexit.unregister(self.close)
+
+    def sweep(self) -> list[str]:
+        return self._sweep(self._begin())
+
+    def _sweep(self, lease: Lease) -> list[str]:
+        removed = reaper.sweep(lease.state, own=lease.id, live=self._open_ids, api=self._sweepable())
+        if removed:
+            _log.info("removed what dead processes left: %s", ", ".join(removed))
+        return removed
+
+    def _open_ids(self) -> set[str]:
+        return {id for id, sandbox in self._live.items() if not sandbox.closed}
+
+    def _make(self, need: Need) -> Started:
+        lease = self._begin()
+        label = lease.label(run=self._run, session="")
+        sandbox = self._build(need, label, state=lease.state)
+        with self._lock:
+            # a new dict, for the reaper may be reading; before start, so that it never sees a stranger in what start makes
+            self._live = {id: each for id, each in self._live.items() if not each.closed} | {label.id: sandbox}
+        try:
+            sandbox.start()
+        except BaseException:
+            _quietly(sandbox.close)
+            raise
+        return sandbox
+
+    def _build(self, need: Need, label: Label, *, state: Path) -> Started:
+        if need.level == "process":
+            return ProcessSandbox(label, state=state)
+        if need.level == "namespace":
+            return NamespaceSandbox(
+                label, state=state, holder=self._find_holder, room=need.room, mounts=need.mounts, network=need.network
+            )
+        if need.level == "container":
+            return ContainerSandbox(label, state=state, api=self._container_api(), need=need)
+        raise ConfigError("sandbox 'none' is no sandbox; expected process, namespace or container")
+
+    def _begin(self) -> Lease:
+        with self._lock:
+            if self._lease is None:
+                self._stop = threading.Event()
+                self._lease = Lease(self._given_state or state_folder())
+                atexit.register(self.close)
+                threading.Thread(
+                    target=self._keep_sweeping, args=(self._stop,), name="sandbox-reaper", daemon=True
+                ).start()
+            return self._lease
+
+    def _keep_sweeping(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            if (lease := self._lease) is not None:
+                _quietly(partial(self._sweep, lease))
+            stop.wait(SWEEP_S)
+
+    def _find_holder(self) -> Holder:
+        with self._lock:
+            if self._holder is None or not self._holder.alive:
+                self._holder = Holder(mark=self._begin().id)
+            return self._holder
+
+    def _container_api(self) -> DockerApi:
+        with self._lock:
+            if self._api is None:
+                socket = detect.container_socket()
+                if socket is None:
+                    raise SandboxFailed(f"no container service: {detect.driver('container').says}")
+                self._api = DockerApi(socket)
+            return self._api
+
+    def _sweepable(self) -> DockerApi | None:
+        with self._lock:
+            if self._stop.is_set() or (self._api is None and detect.container_socket() is None):
+                return None
+            return self._container_api()
+
+
+def _quietly(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except (LudusError, OSError) as error:
+        _log.warning("a sandbox could not be removed, the next sweep tries again: %s", error)

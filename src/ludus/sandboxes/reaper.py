@@ -1,0 +1,89 @@
+"""Removes what no live lease owns. Promise: after `kill -9` of everything, the next process that uses sandboxes here leaves nothing behind.
+
+What dies by itself with its owner: every namespace (holder.py). What may stay: containers, control groups, folders, and plain processes.
+All carry an id that names their lease; a lease that no process holds is dead, and everything of it goes.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Set
+from pathlib import Path
+
+from ludus.errors import SandboxFailed
+from ludus.sandboxes import cgroups
+from ludus.sandboxes.docker_api import DockerApi
+from ludus.sandboxes.lease import drop_label, home_of, is_alive, lease_of
+from ludus.sandboxes.marks import kill_marked
+
+
+def sweep(
+    state: Path, *, own: str = "", live: Callable[[], Set[str]] = frozenset, api: DockerApi | None = None
+) -> list[str]:
+    """What was removed, a line each. `own` and `live` are the caller's lease and the ids of its sandboxes: its others are removed too."""
+    home = home_of(state)
+
+    def orphan(sandbox_id: str) -> bool:
+        lease = lease_of(sandbox_id)
+        if lease == own:
+            return sandbox_id not in live()
+        return not is_alive(state, lease)
+
+    removed = [
+        *_containers(home, orphan, api),
+        *_processes(home, orphan, state),
+        *_groups(home, orphan),
+        *_folders(state, orphan),
+    ]
+    for file in (state / "leases").glob(f"{home}-*"):
+        if not is_alive(state, file.name):
+            file.unlink(missing_ok=True)
+            removed.append(f"lease {file.name}")
+    return removed
+
+
+def _containers(home: str, orphan: Callable[[str], bool], api: DockerApi | None) -> list[str]:
+    if api is None:
+        return []
+    removed = []
+    for found in api.containers(f"ludus.home={home}"):
+        sandbox_id = str(found.get("Labels", {}).get("ludus.id", ""))
+        if orphan(sandbox_id):
+            try:
+                api.remove(str(found["Id"]))
+                removed.append(f"container {sandbox_id}")
+            except SandboxFailed:
+                pass  # the next sweep tries again
+    return removed
+
+
+def _processes(home: str, orphan: Callable[[str], bool], state: Path) -> list[str]:
+    """A mark is a sandbox's id, or the lease itself (a holder's)."""
+
+    def wanted(mark: str) -> bool:
+        if not mark.startswith(f"{home}-"):
+            return False
+        return orphan(mark) if mark.count("-") == 2 else not is_alive(state, mark)
+
+    number = kill_marked(wanted)
+    return [f"{number} processes"] if number else []
+
+
+def _groups(home: str, orphan: Callable[[str], bool]) -> list[str]:
+    return [
+        f"control group {name}"
+        for name, group in cgroups.leftovers(f"{home}-").items()
+        if orphan(name) and group.remove()
+    ]
+
+
+def _folders(state: Path, orphan: Callable[[str], bool]) -> list[str]:
+    removed = []
+    for folder in (state / "folders").glob("*"):
+        if orphan(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(f"folder {folder.name}")
+    for label in (state / "labels").glob("*"):
+        if orphan(label.name):
+            drop_label(state, label.name)
+    return removed

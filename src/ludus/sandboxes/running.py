@@ -1,0 +1,202 @@
+"""A process in a sandbox while it runs, and the one way to wait for it. Promise: no output and no hang holds the caller past the limits."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ludus.sandboxes.sandbox import Finished, Limits, decoded
+
+FLOOD_BYTES = 32 * 2**20
+"""A command that writes more than this is killed: reading on would only keep this machine busy."""
+GRACE_S = 2.0
+"""How long a killed process may take to be gone."""
+DRAIN_S = 0.25
+_CHUNK = 64 * 1024
+
+
+class Running(Protocol):
+    """Bytes in, bytes out, and its end."""
+
+    def send(self, data: bytes, *, timeout_s: float) -> None:
+        """To its standard input. Raises OSError when it is gone, TimeoutError when it does not read."""
+        ...
+
+    def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
+        """(1, from stdout) or (2, from stderr); (0, b"") when both have ended; None when nothing came in time."""
+        ...
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        """None: it still runs."""
+        ...
+
+    def kill(self) -> None:
+        """It, and everything it started."""
+        ...
+
+    def close(self) -> None:
+        """Frees the streams; called by whoever reads them, so that nobody waits on a descriptor that is reused."""
+        ...
+
+
+class Kept:
+    """The first `limit` bytes of a stream."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._data = bytearray()
+        self.num_bytes = 0
+
+    def add(self, data: bytes) -> None:
+        self.num_bytes += len(data)
+        self._data += data[: max(0, self._limit - len(self._data))]
+
+    @property
+    def truncated(self) -> bool:
+        return self.num_bytes > len(self._data)
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self._data)
+
+    def text(self) -> str:
+        return decoded(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    out: Kept
+    err: Kept
+    exit_code: int
+    timed_out: bool
+
+
+def gather(running: Running, *, limits: Limits) -> Gathered:
+    """Waits for its end, within the limits, and frees it."""
+    out, err = Kept(limits.output_bytes), Kept(limits.output_bytes)
+    deadline_s = time.monotonic() + limits.time_s
+    code, in_time = None, True
+    try:
+        if _read_to_the_end(running, out, err, deadline_s=deadline_s):
+            code = running.exit_code(max(GRACE_S / 4, deadline_s - time.monotonic()))
+        in_time = code is not None or out.num_bytes + err.num_bytes > FLOOD_BYTES
+        if code is None:
+            running.kill()
+            running.exit_code(GRACE_S)
+    finally:
+        running.close()
+    return Gathered(out, err, 137 if code is None else code, timed_out=not in_time)
+
+
+def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: float) -> bool:
+    """False: out of time, or a flood."""
+    while out.num_bytes + err.num_bytes <= FLOOD_BYTES:
+        event = running.receive(max(0.0, deadline_s - time.monotonic()))
+        if event is None:
+            return False
+        stream, data = event
+        if stream == 0:
+            return True
+        (out if stream == 1 else err).add(data)
+    return False
+
+
+def finish(running: Running, *, limits: Limits) -> Finished:
+    done = gather(running, limits=limits)
+    return Finished(
+        done.exit_code,
+        stdout=done.out.text(),
+        stderr=done.err.text(),
+        truncated=done.out.truncated or done.err.truncated,
+        timed_out=done.timed_out,
+    )
+
+
+class Pipes:
+    """Running over file descriptors of this machine. `done` becomes readable at its end; how to wait, kill and let go is the driver's.
+
+    What a finished process left behind may hold its streams open for ever: it is killed, and has DRAIN_S to let go of them.
+    """
+
+    def __init__(
+        self,
+        stdin: int,
+        stdout: int,
+        stderr: int,
+        *,
+        done: int,
+        exited: Callable[[float], int | None],
+        end: Callable[[], None],
+        let_go: Callable[[], None],
+    ) -> None:
+        os.set_blocking(stdin, False)
+        self._stdin, self._done = stdin, done
+        self._streams = {stdout: 1, stderr: 2}
+        self._exited, self._end, self._let_go = exited, end, let_go
+        self._ended_by_s: float | None = None
+        self._lock = threading.Lock()
+        self._poll = select.poll()
+        for fd in (stdout, stderr, done):
+            self._poll.register(fd, select.POLLIN)
+
+    def send(self, data: bytes, *, timeout_s: float) -> None:
+        until_s, view = time.monotonic() + timeout_s, memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._stdin, view) :]
+            except BlockingIOError:
+                if not select.select([], [self._stdin], [], max(0.0, until_s - time.monotonic()))[1]:
+                    raise TimeoutError("it does not read its input") from None
+
+    def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
+        until_s = time.monotonic() + timeout_s
+        while self._streams:
+            now_s = time.monotonic()
+            if self._ended_by_s is not None and now_s >= self._ended_by_s:
+                break
+            stop_s = until_s if self._ended_by_s is None else min(until_s, self._ended_by_s)
+            ready = [fd for fd, _ in self._poll.poll(max(0.0, stop_s - now_s) * 1000)]
+            readable = [fd for fd in ready if fd in self._streams]
+            if readable:
+                data = os.read(readable[0], _CHUNK)
+                if data:
+                    return self._streams[readable[0]], data
+                self._drop(readable[0])
+            elif ready:
+                self._poll.unregister(self._done)
+                self._end()
+                self._ended_by_s = time.monotonic() + DRAIN_S
+            elif time.monotonic() >= until_s:
+                return None
+        return 0, b""
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        return self._exited(timeout_s)
+
+    def kill(self) -> None:
+        self._end()
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+            for fd in list(self._streams):
+                self._drop(fd)
+            if self._stdin >= 0:
+                os.close(self._stdin)
+                self._stdin = -1
+                self._let_go()
+
+    def _drop(self, fd: int) -> None:
+        del self._streams[fd]
+        self._poll.unregister(fd)
+        os.close(fd)
+
+
+def exit_code_of(status: int) -> int:
+    """As a shell says it: 128 + N for signal N. `status` is Python's: -N."""
+    return status if status >= 0 else 128 - status

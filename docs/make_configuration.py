@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the docstrings in src/ludus/config.py: `python docs/make_configuration.py`."""
+"""Writes docs/configuration.md from the docstrings in src/ludus/config.py and learning.py: `python docs/make_configuration.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD = """# Configuration
 A run is a TOML file plus overrides on the command line: `ludus train configs/quickstart.toml trainer.lr=1e-4`. `--dry-run` prints the
 resolved run, with every key. A key that is not listed here is refused, with the near name.
 
-Written by `docs/make_configuration.py` from `src/ludus/config.py`; change it there.
+Written by `docs/make_configuration.py` from `src/ludus/config.py` and `learning.py`; change it there.
 """
 
 
@@ -67,6 +67,8 @@ def spell(annotation: Any) -> str:
 
 
 def default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
     return "unset" if field.default is None else f"`{to_json(field.default).decode()}`"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "seeds", "__init__"}
+ROOT = {"types", "errors", "config", "learning", "seeds", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "environments": set(),
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "config": set(),
+    "learning": set(),
     "seeds": set(),
     "__init__": set(),
 }  # fmt: skip
@@ -40,6 +41,7 @@ MUST_NEVER_SEE = {
     "types": TORCH | HTTP | {"pydantic"},
     "errors": TORCH | HTTP | {"numpy", "pydantic"},
     "config": TORCH | HTTP | {"numpy"},
+    "learning": TORCH | HTTP | {"numpy"},
     "environments": TORCH | HTTP,
     "worlds": TORCH,
     "adapters": TORCH,

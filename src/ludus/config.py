@@ -1,6 +1,7 @@
 """Every knob, one typed tree. Promise: a key is consumed or rejected, with the near name; nothing is silently ignored.
 
-A run is a TOML file plus dotted overrides (`trainer.lr=1e-4`). The docstring under a field is its help text.
+A run is a TOML file plus dotted overrides (`trainer.lr=1e-4`). The docstring under a field is its help text. The knobs of learning
+stand in `learning.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +12,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from ludus.errors import ConfigError, nearest
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+from ludus.learning import AlgorithmConfig, CurriculumConfig, HorizonConfig, Section
 
 
 class ModelConfig(Section):
@@ -155,123 +153,6 @@ class PipelineConfig(Section):
         return (self.max_staleness + 1) * self.groups_per_step
 
 
-class AlgorithmConfig(Section):
-    advantage: Literal["group", "leave_one_out", "reward", "return_to_go", "gigpo"] = "group"
-    """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
-    return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states."""
-    normalise: Literal["std", "none", "batch"] = "std"
-    """std divides by the group's standard deviation (GRPO); none only centres (Dr. GRPO); batch whitens over the batch's tokens
-    (REINFORCE++). Left out, it is std for group and gigpo, and none for the others."""
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Per turn, of return_to_go and gigpo."""
-    state_weight: float = Field(default=1.0, gt=0)
-    """gigpo: weight of the comparison between turns from equal states, beside the one between trajectories."""
-    task_normalise: Literal["none", "token", "trajectory"] = "none"
-    """Whitens advantages per environment (AgentRL), with every token counting once, or every trajectory."""
-    task_centre: bool = True
-    """task_normalise: false only scales, so that signs stay and a group of equal rewards stays at 0."""
-    filter: Literal["none", "zero_variance", "dynamic", "top_share", "top_p"] = "zero_variance"
-    """Which groups are trained: all; those whose rewards differ; the same, with others played in their place (DAPO); the filter_share
-    of groups with the greatest reward std (StarPO-S); the greatest that hold filter_share of all std (RAGEN-2). Left out, it is none
-    where a group of equal rewards has a gradient: reward, return_to_go, gigpo."""
-    filter_share: float = Field(default=1.0, gt=0, le=1)
-    """top_share: 0.25 in StarPO-S; top_p: 0.9 in RAGEN-2."""
-    filter_rescale: Literal["none", "linear", "sqrt"] = "none"
-    """Multiplies the loss with the share of groups kept, or its root, so that few groups make a small step."""
-    aggregate: Literal["token", "sequence", "trajectory", "constant"] = "token"
-    """token: every sampled token of the batch weighs the same; trajectory: every trajectory does, however long or forked; sequence: and
-    inside it every sequence; constant: sum of tokens by trajectories x aggregate_tokens (Dr. GRPO)."""
-    aggregate_tokens: int = Field(default=0, ge=0)
-    """aggregate = constant: what a trajectory's sum of tokens is divided by, e.g. the most it may sample."""
-    loss: Literal["clip", "cispo", "reinforce"] = "clip"
-    """Clipped surrogate (PPO); clipped weight on every token's log-likelihood (CISPO); the plain policy gradient."""
-    ratio: Literal["token", "sequence"] = "token"
-    """sequence: one ratio per sequence, the geometric mean of its tokens' (GSPO)."""
-    clip_low: float = Field(default=0.2, ge=0, le=1)
-    clip_high: float = Field(default=0.2, ge=0)
-    dual_clip: float = Field(default=0.0, ge=0)
-    """Bounds the loss of a bad action to this many times its advantage; above 1, 3 is usual; 0 switches it off."""
-    centre: Literal["old", "behaviour"] = "old"
-    """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported."""
-    importance: Literal["token", "sequence"] = "token"
-    """centre = old: one importance weight per token, or the product over the sequence."""
-    importance_cap: float = Field(default=2.0, ge=0)
-    """centre = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
-    kl: Literal["none", "k1", "k2", "k3"] = "none"
-    """Distance to the model the run started with: taken off the advantage (k1), or a loss term (k2, k3)."""
-    kl_weight: float = Field(default=0.0, ge=0)
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Bonus for the entropy of the next-token distribution."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _what_follows(cls, data: Any) -> Any:
-        """Defaults that hang on another key, written out so that the resolved run says what happens, and can be read back."""
-        if not isinstance(data, Mapping):
-            return data
-        follows: dict[str, Any] = {}
-        if data.get("centre") == "behaviour":
-            follows["importance_cap"] = 0.0
-        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go"):
-            follows["normalise"] = "none"
-        if data.get("advantage") in ("reward", "return_to_go", "gigpo"):
-            follows["filter"] = "none"
-        return follows | dict(data)
-
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> AlgorithmConfig:
-        """A key that the others switch off is refused: (it is set, where it counts, what counts)."""
-        default = {name: field.default for name, field in type(self).model_fields.items()}
-        rules = [
-            (
-                "importance_cap",
-                0.0,
-                self.centre == "old",
-                "centre 'old'; around 'behaviour' the ratio itself holds the correction",
-            ),
-            ("importance", "token", self.importance_cap > 0, "an importance_cap"),
-            ("discount", 1.0, self.advantage in ("return_to_go", "gigpo"), "advantage 'return_to_go' or 'gigpo'"),
-            ("state_weight", 1.0, self.advantage == "gigpo", "advantage 'gigpo'"),
-            ("task_centre", True, self.task_normalise != "none", "task_normalise"),
-            ("filter_share", 1.0, self.filter in ("top_share", "top_p"), "filter 'top_share' or 'top_p'"),
-            ("filter_rescale", "none", self.filter != "none", "a filter"),
-            ("aggregate_tokens", 0, self.aggregate == "constant", "aggregate 'constant'"),
-            ("ratio", "token", self.loss == "clip", "loss 'clip'"),
-            ("dual_clip", 0.0, self.loss == "clip", "loss 'clip'"),
-            ("clip_low", default["clip_low"], self.loss != "reinforce", "loss 'clip' or 'cispo'"),
-            ("clip_high", default["clip_high"], self.loss != "reinforce", "loss 'clip' or 'cispo'"),
-            ("kl_weight", 0.0, self.kl != "none", "kl 'k1', 'k2' or 'k3'"),
-        ]
-        for key, off, counts, where in rules:
-            if getattr(self, key) != off and not counts:
-                raise ValueError(
-                    f"algorithm.{key} is {getattr(self, key)!r}, which counts only with {where}; leave it out"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _goes_together(self) -> AlgorithmConfig:
-        if self.normalise == "std" and self.advantage not in ("group", "gigpo"):
-            raise ValueError(
-                f"algorithm.normalise is 'std' with advantage {self.advantage!r}, which has no group deviation; use none or batch"
-            )
-        if self.normalise == "batch" and self.task_normalise != "none":
-            raise ValueError("algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them")
-        if self.filter in ("top_share", "top_p") and self.filter_share == 1.0:
-            raise ValueError(
-                f"algorithm.filter is {self.filter!r} without filter_share; StarPO-S keeps 0.25, RAGEN-2's top_p 0.9"
-            )
-        if self.aggregate == "constant" and not self.aggregate_tokens:
-            raise ValueError("algorithm.aggregate is 'constant' without aggregate_tokens, the constant")
-        if 0 < self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(
-                f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
-            )
-        if self.kl != "none" and not self.kl_weight:
-            raise ValueError(f"algorithm.kl is {self.kl!r} without kl_weight, so that it would count for nothing")
-        return self
-
-
 class TrainerConfig(Section):
     lr: float = Field(default=1e-4, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
@@ -341,6 +222,9 @@ class RunConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()
     pipeline: PipelineConfig = PipelineConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    horizons: dict[str, HorizonConfig] = {}
+    """By environment: how its limit on turns grows. Without one it is max_turns throughout."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     sft: SftConfig = SftConfig()
@@ -357,6 +241,26 @@ class RunConfig(Section):
             raise ValueError(
                 f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
                 "no group could ever be complete"
+            )
+        if unknown := self.horizons.keys() - self.environments.keys():
+            raise ValueError(
+                f"horizons.{min(unknown)} names no environment of this run; known: {', '.join(self.environments)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _learns(self) -> RunConfig:
+        """Combinations that are known not to."""
+        algorithm, bound = self.algorithm, self.pipeline.max_staleness
+        if self.rollout.group_size < 2 and algorithm.advantage in ("group", "leave_one_out", "gigpo"):
+            raise ValueError(
+                f"rollout.group_size is 1 with algorithm.advantage {algorithm.advantage!r}, which compares attempts with each other; "
+                "use at least 2, or advantage 'reward' or 'return_to_go'"
+            )
+        if algorithm.loss == "reinforce" and algorithm.centre == "behaviour" and bound:
+            raise ValueError(
+                f"algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; "
+                f"with pipeline.max_staleness {bound} use loss 'clip' or 'cispo', or centre 'old' with an importance_cap"
             )
         return self
 

@@ -92,7 +92,12 @@ class _Training:
         tasks = await parts.tasks("train")
         self.loop = Loop(
             self.config,
-            feed=Feed(tasks, weights={n: e.weight for n, e in self.config.environments.items()}, seed=self.config.seed),
+            feed=Feed(
+                tasks,
+                weights={n: e.weight for n, e in self.config.environments.items()},
+                seed=self.config.seed,
+                curriculum=self.config.curriculum,
+            ),
             arena=make_arena(parts, PolicySpeaker(self.engine)),
             engine=self.engine,
             trainer=self.trainer,

@@ -1,4 +1,7 @@
-"""Which task next: environments mixed by weight, tasks shuffled by epoch. Promise: a pure function of its cursor, so it resumes exactly."""
+"""Which task next: environments by their `mix`, tasks shuffled by epoch or replayed by their `levels`.
+
+Promise: a pure function of its cursor and of what it was told about the groups it drew, so it resumes exactly.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ludus.config import CurriculumConfig
 from ludus.errors import ConfigError
+from ludus.pipeline.levels import Levels
+from ludus.pipeline.mix import Mix
 from ludus.seeds import derive
-from ludus.types import Task
+from ludus.types import Group, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +27,8 @@ class Draw:
     task: Task
     seed: int
     tries: int = 0
+    max_turns: int | None = None
+    """The horizon's limit when it was drawn; None: the environment's own."""
 
     @property
     def group_id(self) -> str:
@@ -28,29 +36,55 @@ class Draw:
 
 
 class Feed:
-    """Draws environments so that their shares never drift from the weights by more than one draw."""
-
-    def __init__(self, tasks: Mapping[str, Sequence[Task]], *, weights: Mapping[str, float], seed: int) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Sequence[Task]],
+        *,
+        weights: Mapping[str, float],
+        seed: int,
+        curriculum: CurriculumConfig | None = None,
+    ) -> None:
         for environment, listed in tasks.items():
             if not listed:
                 raise ConfigError(
                     f"environment {environment!r} has no tasks in its train split; nothing could be drawn from it"
                 )
+        config = curriculum or CurriculumConfig()
         self._tasks = {name: list(listed) for name, listed in tasks.items()}
-        self._weights = dict(weights)
         self._seed = seed
         self._counts = dict.fromkeys(self._tasks, 0)
+        self._mix = Mix({name: weights[name] for name in self._tasks}, rule=config.mix)
+        self._levels = {
+            name: Levels(listed, config=config, seed=derive(seed, name))
+            for name, listed in self._tasks.items()
+            if config.tasks == "replay"
+        }
         self._again: deque[Draw] = deque()
         self._orders: dict[str, tuple[int, list[int]]] = {}
 
     def draw(self) -> Draw:
         if self._again:
             return self._again.popleft()
-        environment = min(self._counts, key=lambda name: ((self._counts[name] + 0.5) / self._weights[name], name))
+        environment = self._mix.pick()
         count, index = self._counts[environment], sum(self._counts.values())
         self._counts[environment] += 1
-        task = self._task(environment, count)
+        levels = self._levels.get(environment)
+        task = levels.choose(count=count, index=index) if levels else self._task(environment, count)
         return Draw(index=index, task=task, seed=derive(self._seed, index, task.id))
+
+    def settle(self, draw: Draw, group: Group, *, replaced: bool = False) -> None:
+        """A drawn group was played to its end. `replaced`: the filter wants another of its environment in its place."""
+        self._mix.settle(group, replaced=replaced)
+        if levels := self._levels.get(draw.task.environment):
+            levels.learn(group, index=draw.index)
+
+    def train(self, groups: Sequence[Group]) -> None:
+        """These groups went into an optimiser step, or into a batch that came to none."""
+        self._mix.train(groups)
+
+    def drop(self, draw: Draw) -> None:
+        """The group came to nothing."""
+        self._mix.drop(draw.task.environment)
 
     def put_back(self, draw: Draw) -> None:
         """Drawn again before anything new: an interrupted group, or one that went stale (as another try)."""
@@ -58,7 +92,12 @@ class Feed:
 
     def state(self, *, again: Sequence[Draw] = ()) -> dict[str, Any]:
         """The cursor; `again` are draws in progress, which a resumed run draws first."""
-        return {"counts": dict(self._counts), "again": [draw_to_dict(draw) for draw in (*again, *self._again)]}
+        return {
+            "counts": dict(self._counts),
+            "again": [draw_to_dict(draw) for draw in (*again, *self._again)],
+            "mix": self._mix.state(),
+            "levels": {name: levels.state() for name, levels in self._levels.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         counts = dict(state["counts"])
@@ -68,11 +107,14 @@ class Feed:
                 "resume with the same environments or start a new run"
             )
         self._counts = counts
+        self._mix.restore(state["mix"])
+        for name in self._levels.keys() & state["levels"].keys():
+            self._levels[name].restore(state["levels"][name])
         self._again = deque(self.revive(saved) for saved in state["again"])
 
     def revive(self, saved: Mapping[str, Any]) -> Draw:
         task = self.task(saved["task"])
-        return Draw(index=saved["index"], task=task, seed=saved["seed"], tries=saved["tries"])
+        return Draw(saved["index"], task, seed=saved["seed"], tries=saved["tries"], max_turns=saved["max_turns"])
 
     def task(self, task_id: str) -> Task:
         for listed in self._tasks.values():
@@ -95,4 +137,10 @@ class Feed:
 
 
 def draw_to_dict(draw: Draw) -> dict[str, Any]:
-    return {"index": draw.index, "task": draw.task.id, "seed": draw.seed, "tries": draw.tries}
+    return {
+        "index": draw.index,
+        "task": draw.task.id,
+        "seed": draw.seed,
+        "tries": draw.tries,
+        "max_turns": draw.max_turns,
+    }

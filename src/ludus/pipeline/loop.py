@@ -25,12 +25,14 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from ludus.algorithms.algorithm import Algorithm
+from ludus.algorithms.filters import group_differs
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import ControllerFailed, EngineFailed, EnvironmentFailed, LudusError, WorkerLost, first_fault
 from ludus.pipeline.buffer import Admission, Buffer
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
-from ludus.pipeline.measure import step_metrics
+from ludus.pipeline.horizon import Horizons
+from ludus.pipeline.measure import kept_shares, step_metrics
 from ludus.rollout.arena import Arena
 from ludus.rollout.group import play_group
 from ludus.store.recorder import Recorder
@@ -42,7 +44,7 @@ STALL_S = 60.0
 MAX_FAILED_GROUPS = 25
 """So many groups in a row without enough scored attempts are survived, however few slots there are: a flaky world is not a broken one."""
 MAX_EMPTY_BATCHES = 25
-"""So many batches in a row without any gradient end the run: there is nothing left to learn from these tasks."""
+"""So many batches in a row without any gradient, or as many groups replaced, end the run: nothing is left to learn from these tasks."""
 
 
 class Trainer(Protocol):
@@ -87,11 +89,12 @@ class Loop:
         self.probe_ids, self.probe_tolerance = list(probe_ids), probe_tolerance
         self.evaluate, self.checkpoint = evaluate, checkpoint
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
+        self.horizons = Horizons(config.horizons)
         self.loaded_version = trainer.version
         self.stopped = False
         self._changed = asyncio.Event()
         self._counts: Counter[str] = Counter()
-        self._failed_in_a_row = 0
+        self._failed_in_a_row = self._replaced_in_a_row = 0
         self._last_progress = time.monotonic()
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._evaluation: asyncio.Task[None] | None = None
@@ -121,15 +124,21 @@ class Loop:
         async with asyncio.TaskGroup() as groups:
             while True:
                 await self._until(lambda: self.buffer.num_free > 0)
-                admission = self.buffer.admit(self.feed.draw(), version=self.loaded_version)
+                admission = self.buffer.admit(self._draw(), version=self.loaded_version)
                 groups.create_task(self._play(admission))
+
+    def _draw(self) -> Draw:
+        draw = self.feed.draw()
+        if draw.max_turns is not None:  # decided already, before the run was interrupted
+            return draw
+        return replace(draw, max_turns=self.horizons.limit(draw.task.environment, step=self.loaded_version))
 
     async def _play(self, admission: Admission) -> None:
         draw, rollout = admission.draw, self.config.rollout
         group = await play_group(
             draw.group_id,
             draw.task,
-            arena=self.arena,
+            arena=self._arena_for(draw),
             seed=draw.seed,
             size=rollout.group_size,
             retries=rollout.retries,
@@ -140,19 +149,40 @@ class Loop:
         self._last_progress = time.monotonic()
         self._pulse()
 
+    def _arena_for(self, draw: Draw) -> Arena:
+        if draw.max_turns is None:
+            return self.arena
+        return replace(self.arena, max_turns={**self.arena.max_turns, draw.task.environment: draw.max_turns})
+
     def _settle(self, draw: Draw, group: Group) -> None:
-        """Into the buffer, or out of it when too few attempts were scored."""
+        """Into the buffer, or out of it when too few attempts were scored, or when the filter wants another group in its place."""
         for trajectory in group.failed:
             self._counts[f"trajectories/failed/{trajectory.stop}"] += 1
-        if len(group.trajectories) >= self.config.rollout.min_group_size:
-            self._failed_in_a_row = 0
-            self.buffer.put(draw, group)
+        if len(group.trajectories) < self.config.rollout.min_group_size:
+            self._drop_small(draw, group)
             return
+        self._failed_in_a_row = 0
+        replaced = self.config.algorithm.filter == "dynamic" and not group_differs(group)
+        self.feed.settle(draw, group, replaced=replaced)
+        self._replaced_in_a_row = self._replaced_in_a_row + 1 if replaced else 0
+        if replaced:
+            self.buffer.drop(draw)
+            self._counts[f"groups/replaced/{draw.task.environment}"] += 1
+        else:
+            self.buffer.put(draw, group)
+
+    def _drop_small(self, draw: Draw, group: Group) -> None:
         self.buffer.drop(draw)
+        self.feed.drop(draw)
         self._counts[f"groups/dropped_small/{draw.task.environment}"] += 1
         self._failed_in_a_row += 1
         if self._failed_in_a_row > max(MAX_FAILED_GROUPS, 2 * self.buffer.slots):
             raise _nothing_to_train(self._failed_in_a_row, group)
+
+    @property
+    def _exhausted(self) -> bool:
+        """Everything that was played for a long time has been replaced, and nothing is waiting to be trained."""
+        return self._replaced_in_a_row >= MAX_EMPTY_BATCHES * self.pipeline.groups_per_step
 
     # -------------------------------------------------------------------------------------------- training
 
@@ -161,9 +191,11 @@ class Loop:
         while self.trainer.version < self.pipeline.steps and empty < MAX_EMPTY_BATCHES:
             began = time.monotonic()
             groups = await self._take()
-            if groups is None:  # asked to stop
+            if groups is None:  # asked to stop, or nothing left to learn
                 break
             batch = self.algorithm.batch(groups)
+            self.feed.train(groups)
+            self.horizons.learn(groups)
             empty = 0 if batch.sequences else empty + 1
             if not batch.sequences:
                 self._counts["groups/empty_batches"] += 1
@@ -172,7 +204,7 @@ class Loop:
             await self._step(groups, batch, wait_s=time.monotonic() - began)
             self._free()
             await self._milestones(sides)
-        if empty >= MAX_EMPTY_BATCHES:
+        if empty >= MAX_EMPTY_BATCHES or self._exhausted:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
 
     def _free(self) -> None:
@@ -181,11 +213,11 @@ class Loop:
         self._pulse()
 
     async def _take(self) -> tuple[Group, ...] | None:
-        while not self.stopped:
+        while not self.stopped and not self._exhausted:
             taken = self.buffer.take(version=self.trainer.version)
             for draw in taken.stale:
                 self._counts[f"groups/dropped_stale/{draw.task.environment}"] += 1
-                self.feed.put_back(replace(draw, tries=draw.tries + 1))
+                self.feed.put_back(replace(draw, tries=draw.tries + 1, max_turns=None))
             if taken.stale:
                 self._pulse()
             if taken.groups is not None:
@@ -212,6 +244,7 @@ class Loop:
             "probe/gap": gap,
         }
         metrics |= {name: float(count) for name, count in self._counts.items()}
+        metrics |= kept_shares(groups, self._counts) if self.config.algorithm.filter == "dynamic" else {}
         self._counts.clear()
         self.recorder.metrics(self.trainer.version, metrics)
 
@@ -257,10 +290,11 @@ class Loop:
         """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""
         feed = self.feed.state(again=[admission.draw for admission in self.buffer.playing])
         ready = [{"draw": draw_to_dict(draw), "group": group_to_dict(group)} for draw, group in self.buffer.ready]
-        return {"feed": feed, "ready": ready}
+        return {"feed": feed, "ready": ready, "horizons": self.horizons.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.feed.restore(state["feed"])
+        self.horizons.restore(state["horizons"])
         self.buffer.restore((self.feed.revive(e["draw"]), group_from_dict(e["group"])) for e in state["ready"])
 
     # -------------------------------------------------------------------------------------------- waiting

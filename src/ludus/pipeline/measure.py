@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -27,6 +27,16 @@ def step_metrics(groups: Sequence[Group], batch: Batch, *, version: int) -> dict
     }
 
 
+def kept_shares(groups: Sequence[Group], counts: Mapping[str, int]) -> dict[str, float]:
+    """Of the groups played to fill this batch, those that were not replaced, in all and per environment."""
+    kept = Counter(group.task.environment for group in groups)
+    prefix = "groups/replaced/"
+    replaced = Counter({name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)})
+    names = sorted(kept.keys() | replaced.keys())
+    shares = {f"groups/kept/{name}": kept[name] / (kept[name] + replaced[name]) for name in names}
+    return {"groups/kept": kept.total() / (kept.total() + replaced.total()), **shares}
+
+
 def _by_environment(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     grouped: defaultdict[str, list[Trajectory]] = defaultdict(list)
     for trajectory in trajectories:
@@ -36,6 +46,7 @@ def _by_environment(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         metrics[f"train/reward/{name}"] = float(np.mean([t.reward for t in played]))
         metrics[f"train/success/{name}"] = float(np.mean([t.success for t in played]))
         metrics[f"train/turns/{name}"] = float(np.mean([len(t.turns) for t in played]))
+        metrics[f"train/max_turns/{name}"] = float(np.mean([t.max_turns for t in played]))
         turns = sum(len(t.turns) for t in played)
         metrics[f"trajectories/invalid_rate/{name}"] = sum(t.num_invalid for t in played) / max(1, turns)
     return metrics

@@ -1,0 +1,176 @@
+"""How a run learns: the knobs of [algorithm], [curriculum] and [horizons], a part of `config`'s tree.
+
+Promise: a key that the others switch off is refused, and what follows from another key is written out in the resolved run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class CurriculumConfig(Section):
+    tasks: Literal["uniform", "replay"] = "uniform"
+    """uniform: every task once per epoch; replay: prioritised level replay, by what the task's last group showed."""
+    score: Literal["learnability", "advantage"] = "learnability"
+    """replay: success rate x failure rate, or the mean distance of rewards from their group's mean."""
+    fresh: float = Field(default=0.5, ge=0, le=1)
+    """replay: chance that a task comes which was never drawn, while there are any."""
+    rank_temperature: float = Field(default=1.0, gt=0)
+    """replay: chances fall with rank^(-1 / this); smaller is greedier."""
+    staleness_share: float = Field(default=0.1, gt=0, le=1)
+    """replay: share of the chances that goes by how long a task was not played, so that all are revisited."""
+    mix: Literal["weights", "tokens", "success"] = "weights"
+    """Between environments, by weight: equal shares of groups, of trained tokens, or more of what is neither solved nor hopeless."""
+
+    @model_validator(mode="after")
+    def _replay_alone_has_scores(self) -> CurriculumConfig:
+        for key in ("score", "fresh", "rank_temperature", "staleness_share"):
+            if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")
+        return self
+
+
+class HorizonConfig(Section):
+    turns: list[int] = Field(min_length=1)
+    """Limits on the turns of a session, one after the other, as in [5, 8, 10]."""
+    every: int = Field(default=0, ge=0)
+    """Optimiser steps until the next limit (ScalingInter)."""
+    success: float | None = Field(default=None, gt=0, le=1)
+    """Instead: the share of the last `window` trajectories that must have succeeded for the next limit."""
+    window: int = Field(default=64, gt=0)
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> HorizonConfig:
+        if min(self.turns) < 1:
+            raise ValueError(f"turns is {self.turns}; expected limits of at least 1")
+        if bool(self.every) == (self.success is not None):
+            raise ValueError(
+                "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
+            )
+        if self.every and self.window != 64:
+            raise ValueError("window counts only with `success`; leave it out")
+        return self
+
+
+class AlgorithmConfig(Section):
+    advantage: Literal["group", "leave_one_out", "reward", "return_to_go", "gigpo"] = "group"
+    """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
+    return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states."""
+    normalise: Literal["std", "none", "batch"] = "std"
+    """std divides by the group's standard deviation (GRPO); none only centres (Dr. GRPO); batch whitens over the batch's tokens
+    (REINFORCE++). Left out, it is std for group and gigpo, and none for the others."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Per turn, of return_to_go and gigpo."""
+    state_weight: float = Field(default=1.0, gt=0)
+    """gigpo: weight of the comparison between turns from equal states, beside the one between trajectories."""
+    task_normalise: Literal["none", "token", "trajectory"] = "none"
+    """Whitens advantages per environment (AgentRL), with every token counting once, or every trajectory."""
+    task_centre: bool = True
+    """task_normalise: false only scales, so that signs stay and a group of equal rewards stays at 0."""
+    filter: Literal["none", "zero_variance", "dynamic", "top_share", "top_p"] = "zero_variance"
+    """Which groups are trained: all; those whose rewards differ; the same, with others played in their place (DAPO); the filter_share
+    of groups with the greatest reward std (StarPO-S); the greatest that hold filter_share of all std (RAGEN-2). Left out, it is none
+    where a group of equal rewards has a gradient: reward, return_to_go, gigpo."""
+    filter_share: float = Field(default=1.0, gt=0, le=1)
+    """top_share: 0.25 in StarPO-S; top_p: 0.9 in RAGEN-2."""
+    filter_rescale: Literal["none", "linear", "sqrt"] = "none"
+    """Multiplies the loss with the share of groups kept, or its root, so that few groups make a small step."""
+    aggregate: Literal["token", "sequence", "trajectory", "constant"] = "token"
+    """token: every sampled token of the batch weighs the same; trajectory: every trajectory does, however long or forked; sequence: and
+    inside it every sequence; constant: sum of tokens by trajectories x aggregate_tokens (Dr. GRPO)."""
+    aggregate_tokens: int = Field(default=0, ge=0)
+    """aggregate = constant: what a trajectory's sum of tokens is divided by, e.g. the most it may sample."""
+    loss: Literal["clip", "cispo", "reinforce"] = "clip"
+    """Clipped surrogate (PPO); clipped weight on every token's log-likelihood (CISPO); the plain policy gradient."""
+    ratio: Literal["token", "sequence"] = "token"
+    """sequence: one ratio per sequence, the geometric mean of its tokens' (GSPO)."""
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    clip_high: float = Field(default=0.2, ge=0)
+    dual_clip: float = Field(default=0.0, ge=0)
+    """Bounds the loss of a bad action to this many times its advantage; above 1, 3 is usual; 0 switches it off."""
+    centre: Literal["old", "behaviour"] = "old"
+    """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported."""
+    importance: Literal["token", "sequence"] = "token"
+    """centre = old: one importance weight per token, or the product over the sequence."""
+    importance_cap: float = Field(default=2.0, ge=0)
+    """centre = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
+    kl: Literal["none", "k1", "k2", "k3"] = "none"
+    """Distance to the model the run started with: taken off the advantage (k1), or a loss term (k2, k3)."""
+    kl_weight: float = Field(default=0.0, ge=0)
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Bonus for the entropy of the next-token distribution."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_follows(cls, data: Any) -> Any:
+        """Defaults that hang on another key, written out so that the resolved run says what happens, and can be read back."""
+        if not isinstance(data, Mapping):
+            return data
+        follows: dict[str, Any] = {}
+        if data.get("centre") == "behaviour":
+            follows["importance_cap"] = 0.0
+        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go"):
+            follows["normalise"] = "none"
+        if data.get("advantage") in ("reward", "return_to_go", "gigpo"):
+            follows["filter"] = "none"
+        return follows | dict(data)
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> AlgorithmConfig:
+        """A key that the others switch off is refused: (it is set, where it counts, what counts)."""
+        default = {name: field.default for name, field in type(self).model_fields.items()}
+        rules = [
+            (
+                "importance_cap",
+                0.0,
+                self.centre == "old",
+                "centre 'old'; around 'behaviour' the ratio itself holds the correction",
+            ),
+            ("importance", "token", self.importance_cap > 0, "an importance_cap"),
+            ("discount", 1.0, self.advantage in ("return_to_go", "gigpo"), "advantage 'return_to_go' or 'gigpo'"),
+            ("state_weight", 1.0, self.advantage == "gigpo", "advantage 'gigpo'"),
+            ("task_centre", True, self.task_normalise != "none", "task_normalise"),
+            ("filter_share", 1.0, self.filter in ("top_share", "top_p"), "filter 'top_share' or 'top_p'"),
+            ("filter_rescale", "none", self.filter != "none", "a filter"),
+            ("aggregate_tokens", 0, self.aggregate == "constant", "aggregate 'constant'"),
+            ("ratio", "token", self.loss == "clip", "loss 'clip'"),
+            ("dual_clip", 0.0, self.loss == "clip", "loss 'clip'"),
+            ("clip_low", default["clip_low"], self.loss != "reinforce", "loss 'clip' or 'cispo'"),
+            ("clip_high", default["clip_high"], self.loss != "reinforce", "loss 'clip' or 'cispo'"),
+            ("kl_weight", 0.0, self.kl != "none", "kl 'k1', 'k2' or 'k3'"),
+        ]
+        for key, off, counts, where in rules:
+            if getattr(self, key) != off and not counts:
+                raise ValueError(
+                    f"algorithm.{key} is {getattr(self, key)!r}, which counts only with {where}; leave it out"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> AlgorithmConfig:
+        if self.normalise == "std" and self.advantage not in ("group", "gigpo"):
+            raise ValueError(
+                f"algorithm.normalise is 'std' with advantage {self.advantage!r}, which has no group deviation; use none or batch"
+            )
+        if self.normalise == "batch" and self.task_normalise != "none":
+            raise ValueError("algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them")
+        if self.filter in ("top_share", "top_p") and self.filter_share == 1.0:
+            raise ValueError(
+                f"algorithm.filter is {self.filter!r} without filter_share; StarPO-S keeps 0.25, RAGEN-2's top_p 0.9"
+            )
+        if self.aggregate == "constant" and not self.aggregate_tokens:
+            raise ValueError("algorithm.aggregate is 'constant' without aggregate_tokens, the constant")
+        if 0 < self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
+            )
+        if self.kl != "none" and not self.kl_weight:
+            raise ValueError(f"algorithm.kl is {self.kl!r} without kl_weight, so that it would count for nothing")
+        return self

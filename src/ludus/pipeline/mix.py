@@ -1,0 +1,89 @@
+"""Which environment next. Promise: shares follow the rule to within one draw, and a pick is a pure function of the state.
+
+    weights    groups drawn, by the run file's weights
+    tokens     sampled tokens of the groups that were trained, by the weights: environments with long answers are drawn less often
+    success    weight x (p (1 - p) + FLOOR), p the recent success rate: what is solved, or hopeless, is drawn less often
+
+A group that the filter had replaced does not count, so that its environment is drawn once more: dropping alone would change the mix.
+After MAX_REPLACED in a row it does count, or one environment without any gradient left would hold up all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from ludus.types import Group
+
+Rule = Literal["weights", "tokens", "success"]
+FLOOR = 0.05
+MEMORY = 0.1
+"""Weight of the latest group in the recent success rate; before the first, it is one half."""
+MAX_REPLACED = 25
+
+
+class Mix:
+    def __init__(self, weights: Mapping[str, float], *, rule: Rule) -> None:
+        self._weights, self._rule = dict(weights), rule
+        zero = dict.fromkeys(weights, 0.0)
+        self._drawn, self._done, self._tokens, self._passed = dict(zero), dict(zero), dict(zero), dict(zero)
+        self._replaced = dict.fromkeys(weights, 0)
+        self._success = dict.fromkeys(weights, 0.5)
+
+    def pick(self) -> str:
+        """The environment that is furthest behind its share; the draw is noted."""
+        name = min(self._weights, key=lambda name: (self._due(name), name))
+        self._drawn[name] += 1
+        self._passed[name] += 1 / self._weight(name)
+        return name
+
+    def settle(self, group: Group, *, replaced: bool) -> None:
+        """The group was played to its end. `replaced`: the filter wants another in its place."""
+        name = group.task.environment
+        self._replaced[name] = self._replaced[name] + 1 if replaced else 0
+        if replaced and self._replaced[name] <= MAX_REPLACED:
+            self._drawn[name] -= 1
+            self._passed[name] -= 1 / self._weight(name)
+        elif replaced:
+            self.drop(name)
+        if group.trajectories:
+            share = sum(trajectory.success for trajectory in group.trajectories) / len(group.trajectories)
+            self._success[name] += MEMORY * (share - self._success[name])
+
+    def train(self, groups: Iterable[Group]) -> None:
+        for group in groups:
+            self._done[group.task.environment] += 1
+            self._tokens[group.task.environment] += sum(trajectory.num_sampled for trajectory in group.trajectories)
+
+    def drop(self, environment: str) -> None:
+        """The draw came to nothing: it counts as drawn all the same, so that a broken environment does not take over."""
+        self._done[environment] += 1
+
+    def state(self) -> dict[str, Any]:
+        return {
+            name.removeprefix("_"): dict(getattr(self, name))
+            for name in ("_drawn", "_done", "_tokens", "_passed", "_replaced", "_success")
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        for name, values in state.items():
+            setattr(self, f"_{name}", dict(values))
+
+    def _due(self, name: str) -> float:
+        if self._rule == "weights":
+            return (self._drawn[name] + 0.5) / self._weights[name]
+        if self._rule == "success":
+            return self._passed[name] + 0.5 / self._weight(name)
+        mean = self._mean_tokens(name)
+        underway = self._drawn[name] - self._done[name]
+        return (self._tokens[name] + (underway + 0.5) * mean) / self._weights[name]
+
+    def _mean_tokens(self, name: str) -> float:
+        """Tokens of one group; of any environment while this one has none."""
+        if self._tokens[name]:
+            return self._tokens[name] / self._done[name]
+        return (sum(self._tokens.values()) or 1.0) / (sum(self._done.values()) or 1.0)
+
+    def _weight(self, name: str) -> float:
+        p = self._success[name]
+        return self._weights[name] * (p * (1 - p) + FLOOR)

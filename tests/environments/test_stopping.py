@@ -11,7 +11,6 @@ import time
 
 import pytest
 
-from ludus.environments import host as hosting
 from ludus.environments import wrap
 from ludus.environments.host import Host
 from ludus.environments.stopping import Raised, Stay, Stopped
@@ -137,11 +136,9 @@ class AsyncLoop(AsyncAdder):
         self.loops.forever()
 
 
-def test_an_async_method_that_holds_the_loop_is_stopped_and_the_others_go_on(monkeypatch):
-    monkeypatch.setattr(hosting, "MAX_HOLD_S", 0.2)
-
+def test_an_async_method_that_holds_the_loop_is_stopped_and_the_others_go_on():
     async def scene():
-        host = Host()
+        host = Host(max_hold_s=0.2)
         session = await host.open(wrap(AsyncLoop, name="adder"), TASK, seed=0)
         other = await host.open(wrap(AsyncAdder, name="adder"), TASK, seed=0)
         await session.start()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
+    from ludus.controller.client import ClientSession
     from ludus.controller.local import LocalClient
     from ludus.environments import Environment
-    from ludus.environments.host import HostedSession
     from ludus.types import Action, Observation, Tool
 
 app = typer.Typer(help="List, write, check and play environments.", no_args_is_help=True)
@@ -151,7 +151,7 @@ async def _play(
     typer.echo(f"{'done' if observation.done else 'out of turns'} after {turn} turns, reward {reward:g}")
 
 
-async def _watch(session: HostedSession, *, rng: Any, mistakes: float) -> Action:
+async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action:
     action = await session.solve(mistakes=mistakes, rng=rng)
     calls = ", ".join(f"{call.name}({_arguments(call.arguments)})" for call in action.tool_calls)
     typer.secho(f"> {calls or action.content}", fg="cyan")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import random
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -36,8 +37,9 @@ _log = logging.getLogger(__name__)
 class Host:
     """Opens sessions of Environment objects in this process."""
 
-    def __init__(self, *, max_threads: int = 256) -> None:
+    def __init__(self, *, max_threads: int = 256, max_hold_s: float = MAX_HOLD_S) -> None:
         self._threads = Threads(max_threads=max_threads)
+        self.max_hold_s = max_hold_s
         self.watch = Watch()
         self._live: set[HostedSession] = set()
 
@@ -47,10 +49,10 @@ class Host:
         return _checked(checked_tasks, answer, where=where)
 
     async def open(
-        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = MAX_HOLD_S
+        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = math.inf
     ) -> HostedSession:
         """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop."""
-        call, hold_s = partial(environment.open, task, seed=seed), min(timeout_s, MAX_HOLD_S)
+        call, hold_s = partial(environment.open, task, seed=seed), min(timeout_s, self.max_hold_s)
         session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly, hold_s=hold_s)
         if not isinstance(session, Session):
             raise EnvironmentFailed(f"{task.id}: open answered {type(session).__name__}; expected start, act and close")
@@ -65,7 +67,7 @@ class Host:
         where: str,
         afterwards: Callable[[Any], object] | None = None,
         began: Callable[[Call], object] | None = None,
-        hold_s: float = MAX_HOLD_S,
+        hold_s: float | None = None,
     ) -> Any:
         """The result of author code, on a thread or, if it is async, on the loop. `afterwards`: see threads.Call."""
         value = function
@@ -79,6 +81,7 @@ class Host:
                 raise failed(value.error, where=where) from value.error
             if not inspect.isawaitable(value):
                 return value
+        hold_s = self.max_hold_s if hold_s is None else hold_s
         coroutine = value() if callable(value) else _awaiting(value)
         return await _in_task(self.watch.drive(coroutine, limit_s=hold_s), where=where, hold_s=hold_s)
 
@@ -94,7 +97,7 @@ class Host:
 class HostedSession:
     """A live session of author code, as a client sees it."""
 
-    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float = MAX_HOLD_S) -> None:
+    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float) -> None:
         self._session: Any = session
         self._host = host
         self._task = task

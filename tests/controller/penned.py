@@ -1,0 +1,59 @@
+"""Environments that ask for a process of their own, and misbehave in it."""
+
+import os
+import subprocess
+import time
+
+from ludus.environments import Reply
+
+
+class Penned:
+    """Says where it is; obeys orders."""
+
+    max_turns = 20
+    isolation = "process"
+    tasks = {"train": [{"n": n} for n in range(4)], "test": [{"n": 9}]}
+    kept = []
+
+    def setup(self, task, rng):
+        return f"{os.getpid()}"
+
+    def act(self, text):
+        order, _, amount = text.partition(" ")
+        if order == "loop":
+            while True:
+                pass
+        if order == "sleep":
+            time.sleep(float(amount))
+        if order == "exit":
+            os._exit(int(amount))
+        if order == "leave":
+            raise SystemExit("as ordered")
+        if order == "hold":
+            self.kept.append(b"x" * int(float(amount) * 2**20))
+        if order == "start":
+            return str(subprocess.Popen(["sleep", "600"]).pid)
+        if order == "say":
+            return "a" * int(amount)
+        return Reply(f"{os.getpid()}", reward=0.5, done=order == "end", metrics={"turns": 1})
+
+    def solve(self):
+        return "end"
+
+    def random_action(self, rng):
+        return f"say {rng.randrange(100)}"
+
+
+class AsyncPenned(Penned):
+    """The same, on its loop."""
+
+    async def act(self, text):
+        return Penned.act(self, text)
+
+
+class Unmade(Penned):
+    """Cannot be made in another process: its file is not what it was."""
+
+    def __init__(self, *, only_in: int = 0) -> None:
+        if only_in and only_in != os.getpid():
+            os._exit(7)

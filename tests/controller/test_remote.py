@@ -127,6 +127,20 @@ def test_an_act_whose_connection_breaks_is_repeated_and_not_executed_twice():
     run(scenario, delay_s=0.2)
 
 
+def test_a_call_that_always_breaks_its_connection_is_not_repeated_for_ever():
+    async def scenario(client, controller, worker):
+        async def break_it(act):
+            await worker.cut()
+
+        worker.act = break_it
+        session = await client.open(TASK, seed=0)
+        with pytest.raises(WorkerLost, match="worker w is lost"):
+            await session.act(Action("poison"))
+        assert len(worker.calls("act")) == line_module.MAX_TIMES
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("address", ["ws://127.0.0.1:9/link", ""])
 def test_a_worker_out_of_reach_is_played_through_the_controller(address):
     async def scenario(client, controller, worker):

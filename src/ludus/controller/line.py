@@ -22,6 +22,8 @@ from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 CONNECT_S = 5.0
 """Of one attempt: an address that swallows packets must not hold up everybody."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+MAX_TIMES = 5
+"""A call during which the connection broke so often is not repeated again."""
 SHUN_S = 30.0
 """A peer that could not be reached is not dialled again for so long, where nobody waits for it in particular."""
 
@@ -52,16 +54,16 @@ class Line:
 
     async def call(self, name: str, body: Any = None, *, answer: Any = None) -> Any:
         """Raises Unreachable where nobody could be reached in patience; anything else is the other end's own word."""
-        pause_s = PAUSE_S
+        times = 0
         while True:
+            times += 1
             link = self._link if self._link is not None and self._link.alive else await self._dialled()
             try:
                 return await link.call(name, body, answer=answer)
             except WorkerLost:
-                if link.alive:  # so it was the other end that said so
+                if link.alive or times == MAX_TIMES:  # the other end said so, or this call may well be what breaks it
                     raise
-            await asyncio.sleep(pause_s)  # a peer that accepts and hangs up again must not be dialled in a tight loop
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(PAUSE_S * times)
 
     def tell(self, name: str, body: Any = None) -> None:
         if self._link is not None:

@@ -89,3 +89,13 @@ def test_a_resumed_run_may_be_longer_than_the_first(config):
     longer = parse_config(config.model_dump() | {"pipeline": {"steps": 500}})
     RunFolder.resume(longer, step=0).close()
     assert RunFolder.open(config.folder).config().pipeline.steps == 500
+
+
+def test_a_group_that_a_resumed_run_played_again_is_read_once(config):
+    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+        for name in ("trained", "untrained", "never-again"):
+            recorder.trajectory(make_trajectory(name, reward=0.0), step=2, group_id="g")
+    with Recorder(RunFolder.resume(config, step=2), tensorboard=False, trajectories=True) as recorder:
+        recorder.trajectory(make_trajectory("untrained", reward=1.0), step=3, group_id="g")
+    read = [stored.trajectory for stored in RunFolder.open(config.folder).read_trajectories()]
+    assert [(each.id, each.reward) for each in read] == [("trained", 0), ("never-again", 0), ("untrained", 1)]

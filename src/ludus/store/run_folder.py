@@ -112,11 +112,19 @@ class RunFolder:
         resumes = [
             (event["file"], event["step"]) for event in self.events(report=report) if event.get("kind") == "resumed"
         ]
+        played_again = self._played_again(first_file=min((file for file, _ in resumes), default=None))
         for path in self.trajectory_files():
             last_valid = min((step for file, step in resumes if path.name < file), default=None)
             for record in read_lines(path, report=report):
-                superseded = last_valid is not None and record.get("step", 0) > last_valid
+                cut = last_valid is not None and record.get("step", 0) > last_valid
+                superseded = cut or played_again.get(record.get("id"), "") > path.name
                 yield record | {"superseded": True} if superseded else record
+
+    def _played_again(self, *, first_file: str | None) -> dict[Any, str]:
+        """The last file that holds a trajectory, for those since the first resume. A group that was finished after the checkpoint, but
+        not yet trained, carries a step that was not cut, and is played again under its id."""
+        files = [path for path in self.trajectory_files() if first_file is not None and path.name >= first_file]
+        return {record.get("id"): path.name for path in files for record in read_lines(path, report=lambda _: None)}
 
     def read_trajectories(self, *, report: Report = warn) -> Iterator[StoredTrajectory]:
         """Every trajectory that was not superseded."""

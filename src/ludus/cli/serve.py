@@ -20,14 +20,15 @@ def controller(
         "", help="File of lines `name token [expires]`; else LUDUS_TOKEN. Re-read when it changes."
     ),
     max_request_mb: float = typer.Option(16.0, help="A larger request is refused with 413."),
-    max_rate: float = typer.Option(0.0, help="Calls per second and client, 429 beyond; 0: no limit."),
+    max_rate: float = typer.Option(10_000.0, min=0, help="Calls per second and client, 429 beyond; 0: no limit."),
     heartbeat_s: float = typer.Option(5.0, help="A worker silent for three of these is lost."),
     grace_s: float = typer.Option(
-        10.0, help="How long a worker whose link broke, or an old one after a restart, may stay away."
+        5.0, help="How long a worker whose link broke may stay away before its sessions end as failed."
     ),
 ) -> None:
     """Serve the controller: clients open sessions, it places them on workers that register here."""
-    from ludus.controller.server import Settings, serve_controller
+    from ludus.controller.server import Settings
+    from ludus.controller.serving import serve_controller
 
     serve_controller(
         Settings(

@@ -17,7 +17,7 @@ where a client cannot reach the worker. A frame is a JSON array of envelopes, so
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
@@ -37,6 +37,8 @@ VERSION = 1
 """Both ends of a link must speak the same one."""
 MAX_FRAME_BYTES = 64 * 2**20
 T = TypeVar("T")
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,14 +89,14 @@ class Open(Record, frozen=True):
 
     task: Task
     seed: int
-    request_id: str
-    lease_s: float = 60.0
+    request_id: Id
+    lease_s: Seconds = 60.0
     """Without a call or a renewal for so long, the session is closed and its slot is free."""
-    wait_s: float = 300.0
+    wait_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = 300.0
     """How long to queue for a free slot."""
-    timeout_s: float = 60.0
+    timeout_s: Seconds = 60.0
     """Wall clock of each call into the environment's code, kept by the worker."""
-    session_timeout_s: float = 3600.0
+    session_timeout_s: Seconds = 3600.0
     """Wall clock of the whole session, kept by the worker too."""
 
 

@@ -263,6 +263,24 @@ def test_closing_never_raises_and_leaves_nothing_running():
 # ------------------------------------------------------------------------------------------------ opening
 
 
+def test_a_client_that_calls_too_often_slows_down_instead_of_failing():
+    async def scenario(client, controller, worker):
+        refusals = iter([ControllerFailed("too fast", status=429)] * 2)
+        open_it = controller.open
+
+        async def sometimes(wanted):
+            if refusal := next(refusals, None):
+                raise refusal
+            return await open_it(wanted)
+
+        controller.open = sometimes
+        await controller.cut()
+        assert await (await client.open(TASK, seed=0)).start()
+        assert len({wanted.request_id for wanted in controller.calls("open")}) == 1
+
+    run(scenario)
+
+
 def test_an_open_that_nobody_waits_for_any_more_is_withdrawn():
     async def scenario(client, controller, worker):
         controller.hold.clear()

@@ -8,6 +8,7 @@ caller's clock.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -24,6 +25,8 @@ CONNECT_S = 5.0
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 MAX_TIMES = 5
 """A call during which the connection broke so often is not repeated again."""
+TOO_FAST, TOO_FAST_S = 429, 0.2
+"""The status of a call that was not carried out because its client calls too often; and how long to wait then."""
 SHUN_S = 30.0
 """A peer that could not be reached is not dialled again for so long, where nobody waits for it in particular."""
 
@@ -56,14 +59,18 @@ class Line:
         """Raises Unreachable where nobody could be reached in patience; anything else is the other end's own word."""
         times = 0
         while True:
-            times += 1
             link = self._link if self._link is not None and self._link.alive else await self._dialled()
             try:
                 return await link.call(name, body, answer=answer)
             except WorkerLost:
+                times += 1
                 if link.alive or times == MAX_TIMES:  # the other end said so, or this call may well be what breaks it
                     raise
-            await asyncio.sleep(PAUSE_S * times)
+                await asyncio.sleep(PAUSE_S * times)
+            except ControllerFailed as error:
+                if error.status != TOO_FAST:
+                    raise
+                await asyncio.sleep(random.uniform(0.5, 1.5) * TOO_FAST_S)
 
     def tell(self, name: str, body: Any = None) -> None:
         if self._link is not None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
+
+if TYPE_CHECKING:
+    from ludus.environments import Environment
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve environments to other processes and machines."
@@ -46,13 +51,53 @@ def controller(
 
 @app.command()
 def worker(
-    environments: list[str] = typer.Argument(help="Names of environments, or module:Class, or file.py."),
+    environments: list[str] = typer.Argument(
+        None, help="Names of environments, or module:Class, file.py or file.py:Class.", show_default=False
+    ),
+    run: str = typer.Option(
+        "", "--run", "--config", help="A run file: its environments that are not `here`, with their options, instead."
+    ),
     controller: str = typer.Option("http://127.0.0.1:7100", help="URL of the controller to register with."),
     slots: int = typer.Option(64, min=1, help="Sessions at once, of all its environments together."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on for clients' turns."),
     port: int = typer.Option(0, min=0, max=65535, help="0 takes a free one."),
+    token: str = typer.Option("", envvar="LUDUS_TOKEN", help="For a controller that wants one."),
+    drain_s: float = typer.Option(600.0, min=0, help="How long running sessions may go on after SIGTERM."),
+    pen_sessions: int = typer.Option(
+        100, min=1, help="Sessions after which a process of an environment with isolation = process is replaced."
+    ),
+    pen_mb: float = typer.Option(
+        1024.0, min=1, help="Memory beyond which it is replaced, too; at twice that it is killed."
+    ),
 ) -> None:
     """Serve a worker: it hosts sessions of these environments and registers with a controller. SIGTERM drains it."""
+    from ludus.controller.pens import PenLimits
     from ludus.controller.worker import serve_worker
 
-    serve_worker(environments, controller=controller, slots=slots, host=host, port=port)
+    serve_worker(
+        _made(environments or [], run=run),
+        controller=controller,
+        slots=slots,
+        token=token,
+        host=host,
+        port=port,
+        drain_s=drain_s,
+        pens=PenLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
+    )
+
+
+def _made(names: list[str], *, run: str) -> list[Environment]:
+    from ludus.config import HERE, load_config
+    from ludus.environments.registry import locate, make
+    from ludus.errors import ConfigError
+    from ludus.launch.places import make_environments
+
+    if bool(names) == bool(run):
+        raise ConfigError(f"got environments {names} and --run {run!r}; expected the one or the other")
+    if names:
+        return [make(name, source=source) for name, source in map(locate, names)]
+    config = load_config(run)
+    hosted = make_environments(config, at={section.at for section in config.environments.values()} - {HERE})
+    if not hosted:
+        raise ConfigError(f"all environments of {run!r} run in the trainer; give one at = 'workers' or a URL")
+    return list(hosted.values())

@@ -60,6 +60,10 @@ class LocalClient:
     async def close(self) -> None:
         await asyncio.gather(self.host.close(), self._pens.close())
 
+    async def kill(self) -> None:
+        """Ends the processes of sessions that have their own, and leaves the others as they are: for a process that ends at once."""
+        await self._pens.close()
+
     def _find(self, name: str) -> Environment:
         if name not in self._environments:
             known = list(self._environments)

@@ -18,6 +18,9 @@ from ludus.sandboxes.running import Running
 from ludus.sandboxes.sandbox import FOLDER, UID, Label, Level, Need
 
 KEEPER = "trap 'kill -KILL -1' USR1; trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
+BEGIN = ["/bin/sh", "-c", "printf '\\006'; exec \"$@\"", "sh"]
+"""Goes before a command and says that it was started: services tell that in different ways, or not at all."""
+START_S = 20.0
 USER = f"{UID}:{UID}"
 
 
@@ -41,9 +44,18 @@ class ContainerSandbox(Inside):
         self._api.start(self._container)
 
     def attach(self, argv: list[str]) -> Running:
+        """A container too full to start one more process is emptied first."""
         self._require_open()
-        started = self._api.exec(self._container, argv, user=USER, folder=FOLDER)
-        return self._remembered(InContainer(started, sandbox=self))
+        said = ""
+        for full in (False, True):
+            if full:
+                self.end_all()
+            started = self._api.exec(self._container, [*BEGIN, *argv], user=USER, folder=FOLDER)
+            said = _begun(started)
+            if not said:
+                return self._remembered(InContainer(started, sandbox=self))
+            started.close()
+        raise SandboxFailed(f"no command can be started in the container: {said}")
 
     def end_all(self) -> None:
         """Everything but the keeper; where it does not answer, the container."""
@@ -59,6 +71,18 @@ class ContainerSandbox(Inside):
         if self._container:
             self._api.remove(self._container)
         drop_label(self._state, self.label.id)
+
+
+def _begun(started: Exec) -> str:
+    """What went wrong, or nothing."""
+    said = b""
+    while (event := started.receive(START_S)) is not None and event[0]:
+        stream, data = event
+        if stream == 1 and data.startswith(b"\x06"):
+            started.unread(data[1:])
+            return ""
+        said += data
+    return said.decode(errors="replace").strip()[:300] or "no answer"
 
 
 class InContainer:

@@ -119,6 +119,11 @@ class Exec:
         except httpcore.WriteError as error:
             raise BrokenPipeError(str(error)) from None
 
+    def unread(self, data: bytes) -> None:
+        """Puts output back, for the next `receive`."""
+        if data:
+            self._buffer[:0] = bytes([1, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
         until_s = time.monotonic() + timeout_s
         while True:

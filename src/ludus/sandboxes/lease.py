@@ -23,8 +23,8 @@ from typing import IO
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import Label, Level
 
-_held: set[str] = set()
-"""Of this process. Opening such a file again would drop its lock (POSIX locks are the process's), so these are never asked about."""
+_held: dict[str, IO[str]] = {}
+"""Of this process. To open or close such a file once more would drop its lock (POSIX locks are the process's), so that is never done."""
 
 
 def state_folder() -> Path:
@@ -54,18 +54,17 @@ class Lease:
         self._numbers = itertools.count(1)
         for name in ("leases", "labels", "folders"):
             (state / name).mkdir(exist_ok=True)
-        self._file = self._claim()
+        self._claim()
 
-    def _claim(self) -> IO[str]:
+    def _claim(self) -> None:
         """Locked before it has its name: no reaper ever sees it unlocked."""
         hidden = self.state / "leases" / f".{self.id}"
         file = hidden.open("w")
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         file.write(json.dumps({"pid": os.getpid()}))
         file.flush()
-        _held.add(self.id)
+        _held[self.id] = file
         hidden.rename(self.state / "leases" / self.id)
-        return file
 
     def label(self, *, run: str, session: str) -> Label:
         return Label(id=f"{self.id}-{next(self._numbers)}", lease=self.id, run=run, session=session)
@@ -73,8 +72,7 @@ class Lease:
     def release(self) -> None:
         if self.id in _held:
             (self.state / "leases" / self.id).unlink(missing_ok=True)
-            _held.discard(self.id)
-            self._file.close()
+            _held.pop(self.id).close()
 
 
 def is_alive(state: Path, lease: str) -> bool:

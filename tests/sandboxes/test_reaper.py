@@ -1,0 +1,181 @@
+"""Owners that are killed: nothing of theirs survives, and nothing of anybody else's is touched."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ludus.sandboxes import cgroups, reaper
+from ludus.sandboxes.docker_api import DockerApi
+from ludus.sandboxes.lease import Lease, home_of, is_alive
+from ludus.sandboxes.provider import Sandboxes
+from ludus.sandboxes.sandbox import Need
+from tests.sandboxes.conftest import IMAGE, make_state, need, wait_for
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from ludus.sandboxes.provider import Sandboxes
+from ludus.sandboxes.sandbox import Need, Room
+level, image, state, sleep = sys.argv[1:]
+sandboxes = Sandboxes(run="doomed", state=Path(state), warm=0)
+sandbox = sandboxes.open(Need(level, image=image, room=Room(memory_mb=64, disk_mb=16)), session="s1")
+shell = sandbox.shell()
+print(shell.run(f"setsid sleep {sleep} >/dev/null 2>&1 & sleep {sleep} & echo ready").stdout.strip(), flush=True)
+time.sleep(1000)
+"""
+
+
+def sleeping(marker: str) -> list[int]:
+    """Processes of this machine that sleep for so long; those of every namespace and container are among them."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marker.encode() in words and b"sleep" in words:
+            found.append(int(pid))
+    return found
+
+
+def start_owner(level: str, state: Path, marker: str) -> subprocess.Popen[str]:
+    image = IMAGE if level == "container" else ""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, level, image, str(state), marker], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    assert owner.stdout.readline().strip() == "ready"
+    return owner
+
+
+def kill(owner: subprocess.Popen[str]) -> None:
+    owner.send_signal(signal.SIGKILL)
+    owner.communicate()
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Path:
+    return make_state(tmp_path)
+
+
+@pytest.mark.parametrize("level", ["process", "namespace", "container"])
+def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, request):
+    need(level, request)
+    marker = str(70000 + os.getpid())
+    owner = start_owner(level, state, marker)
+    try:
+        assert len(sleeping(marker)) == 2
+        assert reaper.sweep(state) == [], "a live owner's things are not touched"
+    finally:
+        kill(owner)
+    if level == "namespace":
+        assert wait_for(lambda: not sleeping(marker)), "a namespace ends with its owner, without a reaper"
+    with_reaper = Sandboxes(state=state, warm=0)
+    try:
+        with_reaper.sweep()
+        assert wait_for(lambda: not sleeping(marker))
+        with_reaper.sweep()  # groups whose processes had not quite gone
+        assert list((state / "labels").iterdir()) == []
+        assert list((state / "folders").iterdir()) == []
+        assert len(list((state / "leases").iterdir())) == 1, "only the reaper's own"
+        assert cgroups.leftovers(home_of(state)) == {}
+        if level == "container":
+            api = DockerApi(Path(os.environ["DOCKER_HOST"].removeprefix("unix://")))
+            assert api.containers(f"ludus.home={home_of(state)}") == []
+            api.close()
+    finally:
+        with_reaper.close()
+
+
+def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
+    asked = need("namespace", request)
+    with_holder = Sandboxes(state=state, warm=0)
+    marker = str(71000 + os.getpid())
+    try:
+        sandbox = with_holder.open(asked)
+        sandbox.shell().run(f"sleep {marker} &")
+        assert len(sleeping(marker)) == 1
+        with_holder._holder._process.kill()
+        assert wait_for(lambda: not sleeping(marker))
+        with_holder._holder._process.wait()
+        assert with_holder.open(asked).run("echo new").stdout == "new\n"
+    finally:
+        with_holder.close()
+
+
+def test_a_stopped_holder_does_not_save_what_hangs_on_it(state, request):
+    """The worst case: it cannot notice its owner's death. The reaper finds it by its mark."""
+    need("namespace", request)
+    marker = str(72000 + os.getpid())
+    owner = start_owner("namespace", state, marker)
+    holders = [int(pid) for pid in _children(owner.pid)]
+    inner = [pid for holder in holders for pid in _children(holder)]
+    for pid in inner:
+        os.kill(pid, signal.SIGSTOP)
+    kill(owner)
+    reaper.sweep(state)
+    assert wait_for(lambda: not sleeping(marker))
+
+
+def _children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_closing_the_provider_leaves_nothing(state, request):
+    asked = need("namespace", request)
+    sandboxes = Sandboxes(state=state, run="r", warm=0)
+    sandbox = sandboxes.open(asked, session="s9")
+    label = json.loads((state / "labels" / sandbox.label.id).read_text())
+    assert (label["run"], label["session"], label["level"]) == ("r", "s9", "namespace")
+    assert is_alive(state, label["lease"])
+    sandboxes.open(Need("process"))
+    sandboxes.close()
+    assert [str(each) for folder in ("labels", "folders", "leases") for each in (state / folder).iterdir()] == []
+    assert cgroups.leftovers(home_of(state)) == {}
+
+
+def test_a_sandbox_that_its_own_process_forgot_is_removed_too(state, request):
+    asked = need("namespace", request)
+    sandboxes = Sandboxes(state=state, warm=0)
+    try:
+        lost, kept = sandboxes.open(asked), sandboxes.open(asked)
+        sandboxes._live = {kept.label.id: kept}
+        sandboxes.sweep()
+        assert not (state / "labels" / lost.label.id).exists()
+        assert kept.run("echo here").stdout == "here\n"
+        lost.close()
+    finally:
+        sandboxes.close()
+
+
+def test_another_homes_leases_are_none_of_our_business(tmp_path):
+    first, second = tmp_path / "a", tmp_path / "b"
+    first.mkdir()
+    second.mkdir()
+    lease = Lease(first)
+    Lease(second).release()
+    assert home_of(first) != home_of(second)
+    assert reaper.sweep(second) == []
+    assert is_alive(first, lease.id)
+    lease.release()
+    assert not is_alive(first, lease.id)
+
+
+def test_a_lease_ends_with_its_process_and_not_before(state):
+    Lease(state).release()
+    held = (
+        "import sys, time; from pathlib import Path; from ludus.sandboxes.lease import Lease; "
+        "print(Lease(Path(sys.argv[1])).id, flush=True); time.sleep(1000)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", held, str(state)], stdout=subprocess.PIPE, text=True)
+    lease = owner.stdout.readline().strip()
+    assert is_alive(state, lease)
+    assert is_alive(state, lease), "asking does not end it"
+    kill(owner)
+    assert not is_alive(state, lease)
+    assert reaper.sweep(state) == [f"lease {lease}"]

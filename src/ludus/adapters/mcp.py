@@ -1,0 +1,286 @@
+"""The tools of an MCP server as an environment. The server has tools and nothing else: prompt, reward and reset come from the task.
+
+A session ends when the model answers without calling a tool; that answer is compared with the task's, or judged by a function of yours.
+Every session of a stdio server has a process of its own, in a sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from ludus.adapters.mcp_wire import LastWords, Line, Streams, http_streams, process_streams
+from ludus.adapters.outside import as_text, imported, refuse_after_done
+from ludus.environments.registry import find
+from ludus.environments.tools import random_value
+from ludus.errors import ConfigError, EnvironmentFailed, nearest
+from ludus.sandboxes.provider import Sandboxes
+from ludus.sandboxes.running import Running
+from ludus.sandboxes.sandbox import Mount, Need, Sandbox
+from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+
+MAX_TOOLS_CHARS = 64 * 1024
+"""Names, descriptions and schemas of all tools: they are part of every prompt."""
+INVALID_PARAMS = -32602
+"""JSON-RPC's code for arguments, or a tool, that the server does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call that was carried out, and what came back."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    text: str
+    failed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a check judges: `def check(played) -> float`."""
+
+    task: Mapping[str, Any]
+    answer: str
+    calls: tuple[Called, ...] = ()
+
+
+class Mcp:
+    def __init__(
+        self,
+        *,
+        tasks: str,
+        command: list[str] | None = None,
+        url: str = "",
+        prompt: str = "",
+        check: str = "",
+        reset: str = "",
+        sandbox: Literal["process", "namespace", "container"] = "namespace",
+        mounts: list[str] | None = None,
+        variables: dict[str, str] | None = None,
+        image: str = "",
+        network: bool = False,
+        max_turns: int = 16,
+        name: str = "mcp",
+    ) -> None:
+        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that returns such rows.
+        command: starts a stdio server; or url: a streamable HTTP one, e.g. http://HOST:PORT/mcp.
+        check: module:function(played) -> reward; empty: 1 where the answer is the task's `answer`, but for case and blanks.
+        reset: a tool that is called at the start with the task's `reset`, and hidden from the model.
+        sandbox, mounts, variables, image, network: of a stdio server; mounts are paths seen inside, read-only, under the same name.
+        """
+        imported("mcp", extra="mcp")
+        if bool(command) == bool(url):
+            raise ConfigError(
+                "an MCP server is started by option command or reached at option url; expected exactly one of the two"
+            )
+        self.name, self.description, self.reset = name, prompt, reset
+        self.max_turns: int | None = max_turns
+        self.options: dict[str, Any] = {
+            "tasks": tasks, "command": command or [], "url": url, "prompt": prompt, "check": check, "reset": reset, "sandbox": sandbox,
+            "mounts": mounts or [], "variables": variables or {}, "image": image, "network": network, "max_turns": max_turns,
+        }  # fmt: skip
+        self.sandbox: str = "none" if url else sandbox
+        self._need = Need(
+            sandbox,
+            image=image,
+            network=network,
+            mounts=tuple(Mount(source=path, target=path) for path in mounts or ()),
+        )
+        self._sandboxes = Sandboxes()
+        if command:
+            self._sandboxes.require(self._need)
+        self._check: Callable[[Played], Any] = find(check) if check else same_answer
+        self._rows = rows_of(tasks)
+
+    def tasks(self, split: str) -> list[Task]:
+        rows = [row for row in self._rows(split) if row.get("split", split) == split]
+        for number, row in enumerate(rows):
+            if not isinstance(row.get("prompt"), str):
+                raise ConfigError(f"{self.options['tasks']}: {split} task {number} has no text `prompt`")
+        return [
+            Task(f"{self.name}/{split}/{row.get('id', i)}", self.name, split, dict(row)) for i, row in enumerate(rows)
+        ]
+
+    def open(self, task: Task, *, seed: int) -> McpSession:
+        """`seed` goes nowhere: MCP knows none."""
+        return McpSession(self, task)
+
+    def line(self, task: Task) -> Line:
+        streams: Callable[[LastWords], Streams] = partial(http_streams, self.options["url"])
+        where = self.options["url"]
+        if not where:
+            streams = partial(process_streams, partial(self._attach, session=task.id))
+            where = f"the MCP server {' '.join(self.options['command'])[:80]!r}"
+        return Line(streams, where=where)
+
+    async def judge(self, played: Played) -> float:
+        reward = await asyncio.to_thread(self._check, played)
+        return (
+            float(reward) if isinstance(reward, int | float) else reward
+        )  # another kind is refused by the host, by name
+
+    def _attach(self, *, session: str) -> tuple[Sandbox, Running]:
+        sandbox: Any = self._sandboxes.open(self._need, session=session)
+        variables = [f"{name}={value}" for name, value in self.options["variables"].items()]
+        try:
+            return sandbox, sandbox.attach(
+                [*(["/usr/bin/env", *variables] if variables else []), *self.options["command"]]
+            )
+        except BaseException:
+            sandbox.close()
+            raise
+
+
+class McpSession:
+    def __init__(self, environment: Mcp, task: Task) -> None:
+        self._environment, self._task = environment, task
+        self._line: Line | None = None
+        self._tools: tuple[Tool, ...] = ()
+        self._calls: list[Called] = []
+        self._done = False
+
+    async def start(self) -> Observation:
+        self._line = self._environment.line(self._task)
+        listed = offered(await self._line.list_tools())
+        reset = self._environment.reset
+        if reset:
+            if reset not in [tool.name for tool in listed]:
+                raise EnvironmentFailed(
+                    f"the server has no tool {reset!r} to reset it with.{nearest(reset, [t.name for t in listed])}"
+                )
+            await self._reset(reset)
+        self._tools = tuple(tool for tool in listed if tool.name != reset)
+        prompt = self._environment.description
+        system = (Message("system", prompt),) if prompt else ()
+        return Observation(messages=(*system, Message("user", as_text(self._task.data["prompt"]))), tools=self._tools)
+
+    async def act(self, action: Action) -> Observation:
+        refuse_after_done(self._done)
+        if not action.tool_calls:
+            self._done = True
+            reward = await self._environment.judge(Played(self._task.data, as_text(action.content), tuple(self._calls)))
+            return Observation(reward=reward, done=True)
+        replies = [await self._carry_out(call) for call in action.tool_calls]
+        return Observation(
+            messages=tuple(message for message, _ in replies), invalid=any(invalid for _, invalid in replies)
+        )
+
+    async def close(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            await line.close()
+
+    def random_action(self, rng: random.Random) -> Action:
+        if not self._tools:
+            return Action("nothing to call")
+        tool = rng.choice(self._tools)
+        return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
+
+    async def _carry_out(self, call: ToolCall) -> tuple[Message, bool]:
+        """The reply, and whether the call was the model's mistake."""
+        names = [tool.name for tool in self._tools]
+        if call.name not in names:
+            text = f"no tool {call.name[:40]!r}. tools: {', '.join(names)}.{nearest(call.name, names)}"
+            return Message("tool", text, tool_call_id=call.id, name=call.name), True
+        text, failed, mistake = await self._call(call.name, call.arguments)
+        self._calls.append(Called(call.name, dict(call.arguments), text, failed=failed))
+        return Message("tool", text, tool_call_id=call.id, name=call.name), mistake
+
+    async def _reset(self, name: str) -> None:
+        text, failed, _ = await self._call(name, self._task.data.get("reset") or {})
+        if failed:
+            raise EnvironmentFailed(f"the tool {name!r} did not reset the server: {text[:300]}")
+
+    async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, bool]:
+        """Text, whether it failed, and whether that was for its arguments."""
+        from mcp import MCPError
+
+        assert self._line is not None, "start() comes first"
+        try:
+            result = await self._line.call(name, dict(arguments))
+        except MCPError as error:
+            if error.error.code == INVALID_PARAMS:
+                return as_text(f"error: {error.error.message}")[:2000], True, True
+            raise EnvironmentFailed(
+                f"tool {name!r}: the server answered {error.error.code}: {as_text(error.error.message)[:300]}"
+            ) from error
+        text = in_words(result)
+        return (f"error: {text}" if result.is_error else text), bool(result.is_error), False
+
+
+# ------------------------------------------------------------------------------------------------ pure
+
+
+def same_answer(played: Played) -> float:
+    expected = played.task.get("answer")
+    if expected is None:
+        raise ConfigError("the task has no `answer` to compare with; add one, or give option check")
+    return float(_squeezed(as_text(expected)) == _squeezed(played.answer))
+
+
+def _squeezed(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def offered(listed: list[Any]) -> tuple[Tool, ...]:
+    """The tools as the model is told of them. A server whose tools cannot be told fails."""
+    tools = tuple(_tool(each) for each in listed)
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise EnvironmentFailed(
+            f"the server lists a tool twice: {next(name for name in names if names.count(name) > 1)!r:.80}"
+        )
+    num_chars = sum(len(json.dumps(tool.openai())) for tool in tools)
+    if num_chars > MAX_TOOLS_CHARS:
+        raise EnvironmentFailed(
+            f"the server's tools are described in {num_chars} characters; at most {MAX_TOOLS_CHARS}"
+        )
+    return tools
+
+
+def _tool(listed: Any) -> Tool:
+    schema = dict(listed.input_schema)
+    if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
+        raise EnvironmentFailed(
+            f"tool {listed.name!r:.60}: its schema is {as_text(schema)[:80]}; expected one of type object"
+        )
+    parameters = {"type": "object", "properties": {}, **{key: part for key, part in schema.items() if key != "title"}}
+    return Tool(as_text(listed.name), as_text(listed.description or ""), json.loads(as_text(parameters)))
+
+
+def in_words(result: Any) -> str:
+    if not result.content and result.structured_content is not None:
+        return as_text(result.structured_content)
+    return as_text("\n".join(_block(block) for block in result.content))
+
+
+def _block(block: Any) -> str:
+    """A text, or a word about what is none."""
+    if block.type == "text":
+        return str(block.text)
+    if block.type == "resource":
+        return str(getattr(block.resource, "text", None) or f"[{block.resource.uri}]")
+    if block.type == "resource_link":
+        return f"[{block.uri}]"
+    return f"[{block.type}, {getattr(block, 'mime_type', '')}, {len(getattr(block, 'data', ''))} characters of base64]"
+
+
+def rows_of(source: str) -> Callable[[str], list[Mapping[str, Any]]]:
+    """The rows of a split, from a file or from a function."""
+    if not source.endswith(".jsonl"):
+        function: Callable[[str], list[Mapping[str, Any]]] = find(source)
+        return function
+    try:
+        rows = [json.loads(line) for line in Path(source).read_text().splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"option tasks: {source} cannot be read: {error}") from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict) or row.get("split") not in ("train", "test"):
+            raise ConfigError(f"option tasks: {source} line {number + 1} has no `split` of train or test")
+    return lambda split: rows

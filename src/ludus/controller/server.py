@@ -82,6 +82,8 @@ class Settings:
     """A worker silent for three of these is lost."""
     grace_s: float = 5.0
     """How long a worker whose link broke may stay away."""
+    agentrl_grpc_port: int | None = None
+    """For AgentRL workers that connect by gRPC, on loopback; 0: a free one, None: they are not served."""
 
 
 class _Pending:
@@ -420,16 +422,16 @@ class Controller:
     # -------------------------------------------------------------------------------------------- calling workers
 
     async def _relay(self, session: Session, what: Callable[[Worker], Awaitable[T]]) -> T:
-        """Every call renews the lease; while one runs, the lease does too."""
-        timeout_s = session.ask.timeout_s
-        self.roster.renew([session.id], now=self._clock() + timeout_s)
+        """Every call renews the lease."""
+        session.num_calls += 1
         try:
-            return await self._calls.call(session.worker_id, what, limit_s=timeout_s + LATE_S)
+            return await self._calls.call(session.worker_id, what, limit_s=session.ask.timeout_s + LATE_S)
         except WorkerLost:
             if self.roster.has_ended(session.id):
                 raise self.roster.gone(session.id) from None
             raise
         finally:
+            session.num_calls -= 1
             self.roster.renew([session.id], now=self._clock())
 
     async def _tick_for_ever(self) -> None:

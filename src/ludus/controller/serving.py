@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import uvicorn
 
+from ludus.controller.agentrl.front import FrontDoor
 from ludus.controller.api import make_app
 from ludus.controller.logs import log_json_lines
 from ludus.controller.protocol import MAX_FRAME_BYTES
@@ -24,6 +25,7 @@ STOP_S = 3
 class Served(NamedTuple):
     controller: Controller
     url: str
+    door: FrontDoor
 
 
 def serve_controller(settings: Settings) -> None:
@@ -39,6 +41,8 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(settings) as served:
         print(f"ludus controller ready at {served.url}", flush=True)
+        if served.door.fleet.port:
+            print(f"AgentRL workers by gRPC at grpc://127.0.0.1:{served.door.fleet.port}", flush=True)
         await stop.wait()
 
 
@@ -48,20 +52,24 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
     controller = Controller(settings)
     with contextlib.closing(_bound(settings.host, settings.port)) as bound:
         await controller.begin()
-        server = _Server(_config(controller, settings))
+        door = FrontDoor(controller)
+        server = _Server(_config(controller, door))
         task = asyncio.create_task(server.serve(sockets=[bound]))
         try:
             await server.ready.wait()
-            yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}")
+            if settings.agentrl_grpc_port is not None:
+                await door.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
+            yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}", door)
         finally:
             server.should_exit = True
             await task
+            await door.close()
             await controller.end()
 
 
-def _config(controller: Controller, settings: Settings) -> uvicorn.Config:
+def _config(controller: Controller, door: FrontDoor) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(controller),
+        make_app(controller, doors=[door.router]),
         log_config=None,
         access_log=False,
         lifespan="off",

@@ -1,0 +1,215 @@
+"""The AgentRL workers that are here. Promise: a beat that says nothing new costs a hash; a worker that is gone is lost within seconds.
+
+Their workers register by beating: each beat has the whole index list, 11,000 entries for WebShop. So a beat is read once, and afterwards
+recognised by its bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from ludus.controller.agentrl.grpc import GrpcWire, Listener, indices_of
+from ludus.controller.agentrl.translate import Index, split_of
+from ludus.controller.agentrl.wires import HttpWire, Wire
+from ludus.controller.agentrl.workers import AgentrlWorker
+from ludus.controller.protocol import Described, Ended, Register, decode
+from ludus.controller.server import Controller
+from ludus.errors import ConfigError, LudusError, describe
+
+RECONCILE_S = 4.0
+"""How often a worker is asked what it has: also what tells that it is alive, for their own beats come every 8 s only."""
+REACH_S = 3.0
+"""A worker that starts beats before it listens."""
+_log = logging.getLogger(__name__)
+
+
+class HttpBeat(msgspec.Struct, frozen=True):
+    name: str
+    address: str
+    concurrency: int
+    indices: list[int | str]
+
+
+class Fleet:
+    def __init__(self, controller: Controller, *, reconcile_s: float = RECONCILE_S) -> None:
+        self.controller, self.reconcile_s = controller, reconcile_s
+        self.workers: dict[str, AgentrlWorker] = {}
+        self._owners: dict[str, str] = {}
+        self._beats: dict[str, bytes] = {}
+        self._ids: dict[bytes, str] = {}
+        self._joining: dict[str, asyncio.Lock] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._listener: Listener | None = None
+        self.port = 0
+        """Of the gRPC side; 0 where it is not served."""
+
+    # -------------------------------------------------------------------------------------------- beats
+
+    async def beat(self, body: bytes, *, owner: str) -> None:
+        """A beat of an HTTP worker, as it came."""
+        digest = hashlib.sha256(owner.encode() + b"\0" + body).digest()
+        if (worker_id := self._ids.get(digest)) in self.workers:
+            self._heard(self.workers[str(worker_id)])
+            return
+        beat = decode(body, HttpBeat)
+        worker_id = _id_of(beat.address)
+        wire = HttpWire(beat.address)
+        await self._join(worker_id, beat.name, beat.concurrency, beat.indices, wire=wire, digest=digest, owner=owner)
+
+    async def stream_beat(self, wire: GrpcWire, beat: Any) -> None:
+        """A beat of a gRPC worker; only workers of this machine can send one."""
+        worker_id = f"agentrl-{beat.id}"
+        digest = hashlib.sha256(beat.SerializeToString()).digest()
+        known = self.workers.get(worker_id)
+        if known is not None and known.wire is wire and self._ids.get(digest) == worker_id:
+            self._heard(known)
+            return
+        await self._join(
+            worker_id, beat.name, beat.concurrency, indices_of(beat), wire=wire, digest=digest, owner="local"
+        )
+
+    async def stream_left(self, wire: GrpcWire) -> None:
+        for worker in [each for each in self.workers.values() if each.wire is wire]:
+            self.lose(worker, "its gRPC stream was closed")
+
+    async def listen(self, host: str, port: int) -> None:
+        """Takes gRPC workers too."""
+        self._listener = Listener(beat=self.stream_beat, noticed=self.noticed, left=self.stream_left)
+        await self._listener.listen(host, port)
+        self.port = self._listener.port
+
+    # -------------------------------------------------------------------------------------------- coming and going
+
+    async def _join(
+        self,
+        worker_id: str,
+        name: str,
+        slots: int,
+        indices: Sequence[Index],
+        *,
+        wire: Wire,
+        digest: bytes,
+        owner: str,
+    ) -> None:
+        async with self._joining.setdefault(worker_id, asyncio.Lock()):
+            if worker_id in self.workers and self._ids.get(digest) == worker_id:
+                return  # it beat again while it was joining
+            if not name or slots < 1 or not indices:
+                raise ConfigError(
+                    f"an AgentRL worker needs a name, slots and tasks; got {name!r}, {slots}, {len(indices)}"
+                )
+            worker = AgentrlWorker(
+                worker_id, name=name, concurrency=slots, indices=indices, wire=wire, changed=self._seat, left=self.lose
+            )
+            await self._reach(worker)
+            if worker_id in self.workers:
+                self.lose(self.workers[worker_id], "it was started anew")
+            self.workers[worker_id], self._owners[worker_id] = worker, owner
+            self._ids[digest], self._beats[worker_id] = worker_id, digest
+            try:
+                await worker.reconcile()  # what it still has of another life is ended, and takes no slot twice
+                self._seat(worker)
+            except BaseException:
+                self._drop(worker)
+                raise
+            self._watching[worker_id] = asyncio.create_task(self._watch(worker))
+
+    async def _reach(self, worker: AgentrlWorker) -> None:
+        give_up = asyncio.get_running_loop().time() + REACH_S
+        while not await worker.ping():
+            if asyncio.get_running_loop().time() > give_up:
+                await worker.dismiss()
+                raise ConfigError(
+                    f"{worker.id} beats, but cannot be called from here; is the address it gives with -s right?"
+                )
+            await asyncio.sleep(0.1)
+
+    def _seat(self, worker: AgentrlWorker) -> None:
+        """It is here, with as many slots as can really be used, and with the sessions we know of."""
+        if self.workers.get(worker.id) is not worker:
+            return
+        if not worker.slots:  # a worker cannot join without any, but one that is here can ask for nothing new
+            self.controller.heard(worker.id, leaving=True)
+            return
+        tasks = hashlib.sha256(repr(worker.indices).encode()).hexdigest()[:8]
+        described = Described(
+            worker.name,
+            description=f"AgentRL's {worker.name}: {len(worker.indices)} tasks, list {tasks}",
+            splits=(split_of(worker.name),),
+        )
+        register = Register(worker.id, environments=(described,), slots=worker.slots, running=worker.running())
+        self.controller.join(worker, register, owner=self._owners[worker.id])
+
+    def lose(self, worker: AgentrlWorker, reason: str) -> None:
+        """It cannot be reached; its next beat, if there is one, brings it back. The controller tells it to leave, which ends here too."""
+        if self._drop(worker):
+            self.controller.lost(worker.id, reason=reason)
+
+    def _drop(self, worker: AgentrlWorker) -> bool:
+        if self.workers.get(worker.id) is not worker:
+            return False
+        del self.workers[worker.id], self._owners[worker.id]
+        self._ids.pop(self._beats.pop(worker.id), None)
+        if (watching := self._watching.pop(worker.id, None)) is not None and watching is not asyncio.current_task():
+            watching.cancel()
+        dismissing = asyncio.ensure_future(worker.dismiss())
+        dismissing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return True
+
+    def _heard(self, worker: AgentrlWorker) -> None:
+        if self.workers.get(worker.id) is worker:
+            self.controller.heard(worker.id, leaving=not worker.slots)
+
+    async def _watch(self, worker: AgentrlWorker) -> None:
+        failures = 0
+        while True:
+            await asyncio.sleep(self.reconcile_s)
+            try:
+                await self._reconcile(worker)
+                failures = 0
+            except (LudusError, TimeoutError) as error:
+                failures += 1
+                if failures == 2:
+                    self.lose(worker, f"it does not answer ({describe(error)})")
+                    return
+
+    async def _reconcile(self, worker: AgentrlWorker) -> None:
+        vanished = await worker.reconcile()
+        self._heard(worker)
+        for session_id in vanished:
+            worker.sessions.pop(session_id, None)
+            message = f"AgentRL worker {worker.id} no longer has it; it was restarted, or ended it itself"
+            self.controller.ended(worker.id, Ended(session_id, cause="failed", message=message))
+
+    async def reconcile(self) -> None:
+        """All of them now, instead of in a few seconds."""
+        workers = list(self.workers.values())
+        await asyncio.gather(*(self._reconcile(worker) for worker in workers), return_exceptions=True)
+
+    def noticed(self, number: int) -> None:
+        for worker in self.workers.values():
+            worker.noticed(number)
+
+    async def close(self) -> None:
+        for watching in self._watching.values():
+            watching.cancel()
+        if self._listener is not None:
+            await self._listener.close()
+        await asyncio.gather(*(worker.dismiss() for worker in self.workers.values()))
+
+
+def _id_of(address: str) -> str:
+    """Their workers have no name; over HTTP, the address is who they are."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(
+            f"an AgentRL worker gave the address {address!r:.80}; expected something like http://host:5021/api"
+        )
+    return f"agentrl-{parts.hostname}-{parts.port or 80}"

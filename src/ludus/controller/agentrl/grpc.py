@@ -1,0 +1,194 @@
+"""AgentRL workers that open a gRPC stream themselves. Promise: one writer per stream; answers find their call; only CALLS are called.
+
+    worker ──WorkerStream──▶ HEARTBEAT (name, slots, indices) · RESPONSE (to a call of ours) · REQUEST (a cancelled session is gone)
+           ◀─────────────── REQUEST (one of CALLS, with the JSON that HTTP workers get)
+
+The stream carries no token, so it is served on loopback only. The messages are built from a description of our own in a pool of our own:
+AgentRL's package may be imported in the same process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from ludus.controller.agentrl.wires import CALLS, Answer, read_json
+from ludus.controller.protocol import encode
+from ludus.controller.tokens import is_loopback
+from ludus.errors import ConfigError, WorkerLost
+
+METHOD = "/agentbench.Controller/WorkerStream"
+MAX_BYTES = 100 * 2**20
+HEARTBEAT, REQUEST, RESPONSE = 0, 1, 2
+
+
+def _described() -> Any:
+    """The messages of the stream: optional fields of proto2 are the same bytes as their edition 2023; an enum is an integer."""
+    from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    file = FileDescriptorProto(name="ludus/agentrl.proto", package="agentbench", syntax="proto2")
+    kinds = {"string": Field.TYPE_STRING, "bytes": Field.TYPE_BYTES, "int64": Field.TYPE_INT64}
+    kinds |= {"uint32": Field.TYPE_UINT32, "int32": Field.TYPE_INT32, "enum": Field.TYPE_INT32}
+
+    def message(called: str, /, **fields: tuple[int, str]) -> None:
+        described = file.message_type.add(name=called)
+        for field, (number, kind) in fields.items():
+            repeated = kind.startswith("repeated ")
+            kind = kind.removeprefix("repeated ")
+            added = described.field.add(name=field, number=number)
+            added.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
+            added.type = kinds.get(kind, Field.TYPE_MESSAGE)
+            if kind not in kinds:
+                added.type_name = f".agentbench.{kind}"
+
+    message("TaskIndex", int_value=(1, "int64"), string_value=(2, "string"))
+    message("Beat", id=(1, "string"), name=(2, "string"), concurrency=(3, "uint32"), indices=(4, "repeated TaskIndex"))
+    message("Notice", session_id=(1, "int64"))
+    message("Request", method=(1, "string"), endpoint=(2, "string"), json=(3, "bytes"))
+    message("Response", code=(1, "int32"), message=(2, "string"), json=(3, "bytes"))
+    message(
+        "Envelope",
+        id=(1, "string"),
+        type=(2, "enum"),
+        beat=(101, "Beat"),
+        notice=(111, "Notice"),
+        response=(121, "Response"),
+        request=(211, "Request"),
+    )
+    return file
+
+
+def _envelope_class() -> Any:
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
+
+    pool = DescriptorPool()
+    pool.AddSerializedFile(_described().SerializeToString())
+    return GetMessageClass(pool.FindMessageTypeByName("agentbench.Envelope"))
+
+
+class GrpcWire:
+    """One stream, seen from here: calls go out through one queue, answers come back by id and in any order."""
+
+    def __init__(self, envelope: Any) -> None:
+        self._envelope = envelope
+        self._ids = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self.outbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._over = ""
+
+    async def call(self, name: str, body: Any = None) -> Answer:
+        if self._over:
+            raise WorkerLost(f"the AgentRL worker cannot be called: {self._over}")
+        call_id = f"ludus-{next(self._ids)}"
+        future = self._waiting[call_id] = asyncio.get_running_loop().create_future()
+        out = self._envelope(id=call_id, type=REQUEST)
+        out.request.method, out.request.endpoint = CALLS[name], name
+        if body is not None:
+            out.request.json = encode(body)
+        self.outbox.put_nowait(out.SerializeToString())
+        try:
+            response = await future
+        finally:
+            self._waiting.pop(call_id, None)
+        if response.code != 200:
+            return Answer(response.code, text=response.message)
+        return Answer(200, body=read_json(response.json))
+
+    def answered(self, call_id: str, response: Any) -> None:
+        future = self._waiting.get(call_id)
+        if future is not None and not future.done():
+            future.set_result(response)
+
+    async def close(self) -> None:
+        self.end("it was dismissed")
+
+    def end(self, reason: str) -> None:
+        self._over = self._over or reason
+        self.outbox.put_nowait(None)
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(WorkerLost(f"the AgentRL worker is lost: {reason}"))
+                future.exception()
+
+
+Beat = Callable[[GrpcWire, Any], Awaitable[object]]
+
+
+class Listener:
+    """Serves WorkerStream. `beat(wire, beat)` hears every heartbeat, `noticed(number)` every notice, `left(wire)` the end of a stream."""
+
+    def __init__(
+        self, *, beat: Beat, noticed: Callable[[int], object], left: Callable[[GrpcWire], Awaitable[object]]
+    ) -> None:
+        try:
+            self._envelope = _envelope_class()
+        except ImportError:
+            raise ConfigError("gRPC workers need the extra `agentrl`: pip install 'ludus[agentrl]'") from None
+        self._beat, self._noticed, self._left = beat, noticed, left
+        self._server: Any = None
+        self.port = 0
+
+    async def listen(self, host: str, port: int) -> None:
+        import grpc
+
+        if not is_loopback(host):
+            raise ConfigError(
+                f"gRPC workers of AgentRL send no token, so their port is served on loopback only, not on {host}; "
+                "use their HTTP transport with a token, or a tunnel"
+            )
+        self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BYTES)])
+        handler = grpc.stream_stream_rpc_method_handler(self._stream, self._envelope.FromString, None)
+        self._server.add_generic_rpc_handlers((_Only(METHOD, handler),))
+        self.port = self._server.add_insecure_port(f"{host}:{port}")
+        await self._server.start()
+
+    async def close(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=0)
+
+    async def _stream(self, incoming: AsyncIterator[Any], context: Any) -> None:
+        wire = GrpcWire(self._envelope)
+        writer = asyncio.create_task(self._write(wire, context))
+        try:
+            async for envelope in incoming:
+                await self._read(wire, envelope)
+        finally:
+            wire.end("its stream was closed")
+            writer.cancel()
+            await self._left(wire)
+
+    async def _write(self, wire: GrpcWire, context: Any) -> None:
+        while (data := await wire.outbox.get()) is not None:
+            await context.write(data)
+
+    async def _read(self, wire: GrpcWire, envelope: Any) -> None:
+        if envelope.type == HEARTBEAT and envelope.HasField("beat"):
+            # in a task: joining calls the worker back over this very stream
+            asyncio.ensure_future(self._beat(wire, envelope.beat)).add_done_callback(_retrieved)
+        elif envelope.type == RESPONSE and envelope.HasField("response"):
+            wire.answered(envelope.id, envelope.response)
+        elif envelope.HasField("notice"):
+            self._noticed(envelope.notice.session_id)
+
+
+class _Only:
+    """A generic handler of one method."""
+
+    def __init__(self, method: str, handler: Any) -> None:
+        self._method, self._handler = method, handler
+
+    def service(self, details: Any) -> Any:
+        return self._handler if details.method == self._method else None
+
+
+def indices_of(beat: Any) -> list[int | str]:
+    return [each.int_value if each.HasField("int_value") else each.string_value for each in beat.indices]
+
+
+def _retrieved(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,141 @@
+"""A controller in a thread and AgentRL's own programs in processes, for tests that cross from one to the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ludus.controller.agentrl.front import FrontDoor
+from ludus.controller.server import Controller, Settings
+from ludus.controller.serving import serving
+
+HERE = Path(__file__).parent
+
+
+class Plane:
+    """A controller with its own loop and thread; `call` runs a coroutine function there."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.url = ""
+        self.controller: Controller
+        self.door: FrontDoor
+        self._settings = Settings(agentrl_grpc_port=0, **settings)
+        self._ready, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+        self._loop: asyncio.AbstractEventLoop
+        self._stop: asyncio.Event
+
+    def _run(self) -> None:
+        import uvloop
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        async with serving(self._settings) as served:
+            self.controller, self.url, self.door = served.controller, served.url, served.door
+            self._ready.set()
+            await self._stop.wait()
+
+    def __enter__(self) -> Plane:
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        async def run() -> Any:
+            result = function(*arguments, **named)
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+
+    @property
+    def api(self) -> str:
+        return f"{self.url}/api"
+
+    @property
+    def grpc(self) -> str:
+        return f"grpc://127.0.0.1:{self.door.fleet.port}"
+
+    def worker(self, name: str) -> Any:
+        return next((each for each in self.door.fleet.workers.values() if each.name == name), None)
+
+    def num_sessions(self, name: str) -> int:
+        """That their own worker counts as running."""
+        return len(self.call(self.worker(name)._there))
+
+
+def free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+@contextmanager
+def process(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    environment = os.environ | {"PYTHONPATH": str(HERE)}
+    with log.open("wb") as out:
+        started = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=environment)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.wait()
+
+
+def worker_command(name: str, *, controller: str, config: Path, port: int = 0) -> list[str]:
+    port = port or free_port()
+    return [
+        *(sys.executable, "-m", "agentrl.worker", name, "--config", str(config), "--controller", controller),
+        *("--self", f"http://127.0.0.1:{port}/api", "--host", "127.0.0.1", "--port", str(port)),
+    ]
+
+
+def until(holds: Callable[[], Any], *, limit_s: float = 40.0, what: str = "it") -> Any:
+    """What `holds` answers, once that is true; a test that waits for longer fails."""
+    give_up = time.monotonic() + limit_s
+    while not (value := holds()):
+        assert time.monotonic() < give_up, f"{what} did not come about within {limit_s:g} s"
+        time.sleep(0.02)
+    return value
+
+
+class Api:
+    """Calls as AgentRL's clients make them."""
+
+    def __init__(self, url: str) -> None:
+        self._client = httpx.Client(base_url=url, timeout=30)
+
+    def start(self, name: str, index: Any, **more: Any) -> tuple[int, dict[str, Any]]:
+        response = self._client.post("start_sample", json={"name": name, "index": index, **more})
+        assert response.status_code == 200, response.text
+        return int(response.headers["session_id"]), response.json()
+
+    def say(self, number: int, *messages: Any) -> httpx.Response:
+        said = [m if isinstance(m, dict) else {"role": "assistant", "content": m} for m in messages]
+        return self._client.post("interact", headers={"session_id": str(number)}, json={"messages": said})
+
+    def cancel(self, number: int) -> None:
+        assert self._client.post("cancel", headers={"session_id": str(number)}).json() is None
+
+    def get(self, path: str, **query: Any) -> httpx.Response:
+        return self._client.get(path, params=query)
+
+    def post(self, path: str, body: Any = None, **query: Any) -> httpx.Response:
+        return self._client.post(path, content=json.dumps(body), params=query)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 from ludus.algorithms import make_algorithm
+from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy, held_out
@@ -113,6 +115,9 @@ class _Training:
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)
+        for doubt in doubts(self.config):
+            self.recorder.event("doubt", text=doubt)
+            warnings.warn(doubt, stacklevel=2)
         await self.loop.probe()
         before = None
         if self.config.evaluation.every and self.recorder.folder.resumed_at is None:

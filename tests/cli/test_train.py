@@ -155,6 +155,18 @@ def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(
     assert [line["step"] for line in folder.metrics()] == list(range(1, reached + 3))
 
 
+def test_a_second_signal_stops_at_once_and_what_was_finished_can_be_read(run_file, tmp_path):
+    folder = RunFolder(tmp_path / "runs" / "r")
+    process = started(run_file, folder, steps=1)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert list(folder.read_trajectories(report=lambda _: None))
+
+
 def test_promise_7_after_kill_9_finished_trajectories_are_there_and_the_run_resumes(ludus, run_file, tmp_path):
     run_file.write_text(run_file.read_text().replace("checkpoint_every = 0", "checkpoint_every = 2"))
     folder = RunFolder(tmp_path / "runs" / "r")

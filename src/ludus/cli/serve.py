@@ -101,3 +101,21 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
     if not hosted:
         raise ConfigError(f"all environments of {run!r} run in the trainer; give one at = 'workers' or a URL")
     return list(hosted.values())
+
+
+@app.command()
+def engine(
+    model: str = typer.Argument(help="A folder (such as a run's export), a hub name, or a pulled model."),
+    overrides: list[str] = typer.Argument(
+        None, help="Keys of a run, e.g. engine.max_running=32 rollout.max_tokens=4096."
+    ),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; there is no authentication."),
+    port: int = typer.Option(
+        7200, min=0, max=65535, help="0 takes a free one; the line printed when ready says which."
+    ),
+) -> None:
+    """Serve a model behind an OpenAI-compatible endpoint, with the embedded engine."""
+    from ludus.config import load_config
+    from ludus.launch.endpoint import serve_engine
+
+    serve_engine(load_config(None, [f"model.name={model}", *(overrides or [])]), host=host, port=port)

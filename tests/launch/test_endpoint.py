@@ -1,0 +1,125 @@
+"""Our engine behind an OpenAI-compatible endpoint, over real HTTP, with our server engine and plain requests as its callers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import httpx
+import pytest
+import torch
+
+from ludus.engines.server import ServerEngine
+from ludus.models.load import load_model, load_tokenizer
+from ludus.rollout.chat import Chat
+from ludus.types import Message, Sampling, Tool
+from tests.e2e.runs import make_config
+
+GUESS = Tool("guess", "Guess.", {"type": "object", "properties": {"number": {"type": "integer"}}})
+ASKED = [{"role": "system", "content": "Play."}, {"role": "user", "content": "1 to 9?"}]
+
+
+@pytest.fixture(scope="module")
+def url(small_model):
+    """A process of its own, as a user would start it."""
+    entry = "from ludus.cli.main import main; main()"
+    command = [sys.executable, "-c", entry, "serve", "engine", str(small_model), "rollout.max_tokens=256", "--port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("Serving "), process.communicate()
+    yield line.split(" at ")[1].strip()
+    process.terminate()
+    process.communicate(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def chat(small_model):
+    return Chat(load_tokenizer(small_model))
+
+
+def post(url, path, body):
+    return httpx.post(url + path, json=body, timeout=30)
+
+
+def test_its_logprobs_are_those_of_the_models_own_forward_pass(url, small_model, chat):
+    ids = chat.transcript().start((Message("user", "1 to 9?"),), ())
+    sampling = Sampling(max_tokens=6, seed=3, stop_ids=chat.stop_ids)
+
+    async def generated():
+        engine = ServerEngine(url)
+        try:
+            completion = await engine.generate(ids, sampling=sampling, session_id="s")
+            return completion, await engine.score([*ids, *completion.ids])
+        finally:
+            await engine.close()
+
+    completion, scores = asyncio.run(generated())
+    model = load_model(small_model, device="cpu")
+    with torch.no_grad():
+        logprobs = model(torch.tensor([[*ids, *completion.ids]])).logits[0].log_softmax(-1)
+    tokens = torch.tensor([*ids, *completion.ids])[1:]
+    expected = logprobs[:-1].gather(1, tokens[:, None])[:, 0].tolist()
+    assert scores == pytest.approx(expected, abs=1e-4)
+    assert list(completion.logprobs) == pytest.approx(expected[len(ids) - 1 :], abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(url):
+    body = {"prompt": "1 to 9?", "max_tokens": 12, "ignore_eos": True, "return_token_ids": True}
+    answers = [
+        post(url, "/completions", {**body, "seed": seed}).json()["choices"][0]["token_ids"] for seed in (1, 1, 2)
+    ]
+    assert answers[0] == answers[1] != answers[2]
+    assert len(answers[0]) == 12
+
+
+def test_a_chat_is_rendered_and_read_as_in_training(url, chat):
+    tools = [GUESS.openai()]
+    answer = post(url, "/chat/completions", {"messages": ASKED, "tools": tools, "max_tokens": 16, "seed": 1}).json()
+    expected = chat.transcript().start((Message("system", "Play."), Message("user", "1 to 9?")), (GUESS,))
+    assert answer["usage"]["prompt_tokens"] == len(expected)
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_a_conversation_with_calls_and_results_goes_on(url):
+    call = {"id": "c1", "type": "function", "function": {"name": "guess", "arguments": json.dumps({"number": 4})}}
+    history = [
+        *ASKED,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "higher"},
+    ]
+    answer = post(url, "/chat/completions", {"messages": history, "tools": [GUESS.openai()], "max_tokens": 4})
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/completions", {"prompt": [1], "top_p": 0.9}, 422, "top_p"),
+        ("/completions", {"prompt": [1], "stop": ["x"]}, 422, "stop"),
+        ("/completions", {"prompt": [10**9]}, 503, "ids from"),
+        ("/completions", {"prompt": [1], "model": "gpt-9"}, 400, "not served here"),
+        ("/completions", {"prompt": [1] * 100_000}, 400, "this endpoint holds"),
+        ("/chat/completions", {"messages": []}, 422, "messages"),
+        ("/chat/completions", {"messages": [{"role": "wizard", "content": "?"}]}, 400, "wizard"),
+        ("/chat/completions", {"messages": ASKED, "tools": [{}]}, 400, "a tool is"),
+        ("/chat/completions", {"messages": ASKED, "stream": True}, 422, "stream"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_its_name(url, path, body, status, says):
+    answer = post(url, path, body)
+    assert answer.status_code == status, answer.text
+    assert says in answer.text
+
+
+def test_ludus_eval_plays_a_server_and_gets_what_the_embedded_engine_gets(url, small_model, tmp_path):
+    from ludus.launch.evaluating import evaluate_model
+
+    def success(name, **engine):
+        config = make_config(tmp_path, small_model, name=name, engine=engine, evaluation={"num_tasks": 4})
+        report = asyncio.run(evaluate_model(config))
+        return [row["num_trajectories"] for row in report["environments"]], report["mean_success"]
+
+    assert success("there", kind="server", url=url) == success("here", deterministic=True)

@@ -335,6 +335,18 @@ def test_the_controller_keeps_the_leases_of_workers_that_do_not():
     assert roster.tick(19) == [Expire(used.session_id)]
 
 
+def test_a_lease_does_not_run_out_while_a_call_runs():
+    roster = roster_with(seat(keeps_leases=False), now=0)
+    wish = ask(lease_s=10)
+    opened(roster, wish)
+    roster.sessions[wish.session_id].num_calls = 1
+    for now in (10, 15, 20):
+        roster.heard("w1", now=now)
+        assert roster.tick(now) == []
+    roster.sessions[wish.session_id].num_calls = 0
+    assert roster.tick(30) == [Expire(wish.session_id)]
+
+
 def test_leases_of_workers_that_keep_them_are_not_the_rosters_business():
     roster = roster_with(seat(), now=0)
     opened(roster, ask(lease_s=1))

@@ -33,6 +33,8 @@ class Session:
     state: State = "opening"
     leased_until: float | None = None
     """Only where the controller keeps the lease."""
+    num_calls: int = 0
+    """Calls in progress; while there are some, its lease does not run out."""
 
     @property
     def id(self) -> str:
@@ -319,8 +321,9 @@ class Roster:
             session = self.sessions.get(session_id)
             if session is None or session.leased_until is None or session.state == "closing":
                 continue
-            if session.leased_until > now:  # renewed since: look again when that runs out
-                heapq.heappush(self._leases, (session.leased_until, session_id))
+            if session.leased_until > now or session.num_calls:  # renewed since: look again when that runs out
+                again = max(session.leased_until, now + session.ask.lease_s * bool(session.num_calls))
+                heapq.heappush(self._leases, (again, session_id))
                 continue
             session.state = "closing"
             decisions.append(Expire(session_id))

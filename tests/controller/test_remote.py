@@ -14,7 +14,7 @@ from ludus.controller.remote import RemoteClient
 from ludus.environments.host import draw_player
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.types import Action
-from tests.controller.plane import TASK, plane
+from tests.controller.echo import TASK, plane
 
 
 def run(scenario: Any, *, delay_s: float = 0.0, **settings: Any) -> Any:

@@ -12,7 +12,7 @@ from ludus.controller.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed
 from ludus.launch.places import make_client, make_environments, read_token
 from ludus.types import Action
-from tests.controller.plane import plane
+from tests.controller.echo import plane
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
 

@@ -1,0 +1,212 @@
+"""For tests of the controller: a worker that does what the test says, and a client, both over real links on loopback."""
+
+import asyncio
+import contextlib
+
+from websockets.asyncio.client import connect
+
+from ludus.controller.link import Endpoint, Link
+from ludus.controller.protocol import (
+    Act,
+    AskTasks,
+    Close,
+    Described,
+    Drain,
+    Ended,
+    Heartbeat,
+    Open,
+    Opened,
+    OpenHere,
+    Register,
+    Registered,
+    Renew,
+    Running,
+    Solve,
+    Start,
+)
+from ludus.controller.server import Settings
+from ludus.controller.serving import serving
+from ludus.errors import EnvironmentFailed
+from ludus.types import Action, Message, Observation, Task
+
+
+def run(test, *, limit_s=20):
+    asyncio.run(asyncio.wait_for(test, limit_s))
+
+
+def controller(**settings):
+    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 2.0, **settings}))
+
+
+def task(number=0, *, environment="maze"):
+    return Task(f"{environment}/train/{number}", environment, "train", {"number": number})
+
+
+def wish(number=0, *, request_id=None, environment="maze", **options):
+    return Open(task(number, environment=environment), seed=7, request_id=request_id or f"request-{number}", **options)
+
+
+async def until(condition, *, limit_s=5.0):
+    async with asyncio.timeout(limit_s):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Linked:
+    def __init__(self, connection, link):
+        self.connection, self.link = connection, link
+        self.running = asyncio.create_task(link.run())
+
+    async def cut(self):
+        """As if the process were killed."""
+        self.connection.transport.abort()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+    async def close(self):
+        await self.connection.close()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+async def dial(url, path, *, token="", endpoints=None):
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    address = url.replace("http", "ws", 1) + path
+    connection = await connect(address, additional_headers=headers, compression=None, max_size=None)
+    return Linked(connection, Link(connection, endpoints=endpoints))
+
+
+class FakeWorker:
+    """Answers act with what it was told, remembers everything it was asked, and hangs while `may_act` is not set."""
+
+    def __init__(self, url, worker_id="w1", *, slots=4, environments=("maze",), token="", options=None):
+        self.url, self.token = url, token
+        self.worker_id, self.slots = worker_id, slots
+        self.environments = tuple(Described(name, options=options or {}) for name in environments)
+        self.sessions: dict[str, OpenHere] = {}
+        self.opened, self.acts, self.keys, self.closed, self.renewed, self.drains, self.asked = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
+        self.may_act, self.may_open = asyncio.Event(), asyncio.Event()
+        self.may_act.set()
+        self.may_open.set()
+        self.fails = ""
+        self.refuses = None
+
+    async def join(self, *, keeps=True):
+        endpoints = {
+            "open": Endpoint(OpenHere, self._open),
+            "tasks": Endpoint(AskTasks, self._tasks),
+            "start": Endpoint(Start, self._start),
+            "act": Endpoint(Act, self._act),
+            "solve": Endpoint(Solve, lambda solve: Action(f"{solve.player} {solve.seed}")),
+            "close": Endpoint(Close, self._close),
+            "renew": Endpoint(Renew, lambda renew: self.renewed.extend(renew.session_ids)),
+            "drain": Endpoint(Drain, lambda drain: self.drains.append(drain.draining)),
+        }
+        self.linked = await dial(self.url, "/link/worker", token=self.token, endpoints=endpoints)
+        running = tuple(
+            Running(s, here.open.request_id, here.open.task, client=here.client, key=here.key)
+            for s, here in self.sessions.items()
+        )
+        register = Register(self.worker_id, self.environments, self.slots, "ws://w/link", running if keeps else ())
+        self.registered = await self.linked.link.call("register", register, answer=Registered)
+        for session_id in self.registered.unknown:
+            self.sessions.pop(session_id, None)
+        return self
+
+    def beat(self, *, draining=False):
+        self.linked.link.tell("heartbeat", Heartbeat(self.worker_id, len(self.sessions), draining))
+
+    async def beat_for_ever(self):
+        while True:
+            self.beat()
+            await asyncio.sleep(0.05)
+
+    def end(self, session_id, cause="done", message=""):
+        self.sessions.pop(session_id, None)
+        self.linked.link.tell("ended", Ended(session_id, cause, message))
+
+    async def cut(self):
+        await self.linked.cut()
+
+    async def close(self):
+        await self.linked.close()
+
+    async def _open(self, here):
+        await self.may_open.wait()
+        if self.refuses is not None:
+            failure, self.refuses = self.refuses, None
+            raise failure
+        if here.session_id not in self.sessions:
+            self.opened.append(here)
+        self.sessions[here.session_id] = here
+
+    def _tasks(self, ask):
+        self.asked.append(ask)
+        return [task(n, environment=ask.environment) for n in range(5)]
+
+    def _start(self, start):
+        self.keys.append(start.key)
+        return Observation((Message("user", f"welcome to {self.sessions[start.session_id].open.task.id}"),))
+
+    async def _act(self, act):
+        self.acts.append(act)
+        self.keys.append(act.key)
+        await self.may_act.wait()
+        if self.fails:
+            raise EnvironmentFailed(self.fails)
+        return Observation((Message("user", f"you said {act.action.content}"),), reward=1.0, done=act.turn == 1)
+
+    def _close(self, close):
+        self.closed.append(close.session_id)
+        self.sessions.pop(close.session_id, None)
+
+
+class FakeClient:
+    def __init__(self, linked):
+        self.linked = linked
+        self.told: list[Ended] = []
+
+    @classmethod
+    async def dial(cls, url, *, token=""):
+        told = []
+        client = cls(await dial(url, "/link", token=token, endpoints={"ended": Endpoint(Ended, told.append)}))
+        client.told = told
+        return client
+
+    def open(self, *args, **options):
+        return asyncio.ensure_future(self.linked.link.call("open", wish(*args, **options), answer=Opened))
+
+    async def start(self, session_id):
+        return await self.linked.link.call("start", Start(session_id), answer=Observation)
+
+    async def act(self, session_id, *, turn=0, content="left", request_id="a0"):
+        return await self.linked.link.call(
+            "act", Act(session_id, turn, Action(content), request_id), answer=Observation
+        )
+
+    async def call(self, name, body=None, *, answer=None):
+        return await self.linked.link.call(name, body, answer=answer)
+
+    async def close(self):
+        await self.linked.close()
+
+
+@contextlib.asynccontextmanager
+async def plane(*, slots=4, **settings):
+    """A controller with one worker and one client."""
+    async with controller(**settings) as served:
+        worker = await FakeWorker(served.url, slots=slots).join()
+        client = await FakeClient.dial(served.url)
+        try:
+            yield served, worker, client
+        finally:
+            worker.may_act.set()
+            worker.may_open.set()
+            await client.close()
+            await worker.close()

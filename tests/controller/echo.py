@@ -1,9 +1,13 @@
-"""For tests of the controller: a worker that does what the test says, and a client, both over real links on loopback."""
+"""A controller and workers in a few lines, for tests of the client: they remember what was called, and go wrong to order."""
+
+from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
 
-from websockets.asyncio.client import connect
+from websockets.asyncio.server import Server, serve
 
 from ludus.controller.link import Endpoint, Link
 from ludus.controller.protocol import (
@@ -11,202 +15,181 @@ from ludus.controller.protocol import (
     AskTasks,
     Close,
     Described,
-    Drain,
     Ended,
-    Heartbeat,
     Open,
     Opened,
-    OpenHere,
-    Register,
-    Registered,
     Renew,
-    Running,
+    Renewed,
     Solve,
     Start,
+    Withdraw,
 )
-from ludus.controller.server import Settings
-from ludus.controller.serving import serving
-from ludus.errors import EnvironmentFailed
+from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
 
-
-def run(test, *, limit_s=20):
-    asyncio.run(asyncio.wait_for(test, limit_s))
+TASK = Task("echo/train/0", "echo", "train", {})
 
 
-def controller(**settings):
-    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 2.0, **settings}))
+class Peer:
+    """Something that listens; `await listen()` again after `await hang_up()` is a restart on the same port."""
+
+    def __init__(self) -> None:
+        self.links: list[Link] = []
+        self.port = 0
+        self.heard: list[tuple[str, Any]] = []
+        self._server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/link"
+
+    async def listen(self) -> None:
+        self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None, process_request=self.greet)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def hang_up(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def cut(self) -> None:
+        """All connections break; the next one is accepted."""
+        for link in self.links:
+            link._connection.transport.abort()
+        await asyncio.sleep(0)
+
+    def greet(self, connection: Any, request: Any) -> Any:
+        return None
+
+    async def _serve(self, connection: Any) -> None:
+        link = Link(connection, endpoints={**self.endpoints(), "ping": Endpoint(None, lambda _: "pong")})
+        self.links.append(link)
+        await link.run()
+
+    def endpoints(self) -> dict[str, Endpoint]:
+        raise NotImplementedError
+
+    def calls(self, name: str) -> list[Any]:
+        return [body for call, body in self.heard if call == name]
 
 
-def task(number=0, *, environment="maze"):
-    return Task(f"{environment}/train/{number}", environment, "train", {"number": number})
+class EchoWorker(Peer):
+    """Sessions that repeat what they are told. A repeated act is answered, not executed."""
+
+    def __init__(self, *, delay_s: float = 0.0) -> None:
+        super().__init__()
+        self.delay_s = delay_s
+        self.acts: dict[str, list[Action]] = {}
+        self._running: dict[tuple[str, int, str], asyncio.Task[Observation]] = {}
+
+    def endpoints(self) -> dict[str, Endpoint]:
+        bodies = {"start": Start, "act": Act, "solve": Solve, "close": Close, "renew": Renew}
+        return {name: Endpoint(body, self.note(name, getattr(self, name))) for name, body in bodies.items()}
+
+    def note(self, name: str, function: Any) -> Any:
+        def noted(body: Any) -> Any:
+            self.heard.append((name, body))
+            if name != "renew" and body.session_id not in self.acts:
+                raise ControllerFailed(f"no session {body.session_id!r}", status=404)
+            return function(body)
+
+        return noted
+
+    async def start(self, start: Start) -> Observation:
+        return Observation(messages=(Message("user", "say something"),))
+
+    async def act(self, act: Act) -> Observation:
+        what = (act.session_id, act.turn, act.request_id)
+        if what not in self._running:
+            self._running[what] = asyncio.ensure_future(self._act(act))
+        return await asyncio.shield(self._running[what])
+
+    async def _act(self, act: Act) -> Observation:
+        self.acts[act.session_id].append(act.action)
+        await asyncio.sleep(self.delay_s)
+        return Observation(messages=(Message("user", act.action.content),))
+
+    async def solve(self, solve: Solve) -> Action:
+        return Action(f"{solve.player} {solve.seed}")
+
+    def close(self, close: Close) -> None:
+        del self.acts[close.session_id]
+
+    def renew(self, renew: Renew) -> Renewed:
+        return Renewed(tuple(each for each in renew.session_ids if each not in self.acts))
 
 
-def wish(number=0, *, request_id=None, environment="maze", **options):
-    return Open(task(number, environment=environment), seed=7, request_id=request_id or f"request-{number}", **options)
+class EchoController(Peer):
+    """Places every session on its one worker, and relays where it is asked to."""
 
+    def __init__(self, worker: EchoWorker) -> None:
+        super().__init__()
+        self.worker, self.num_opened = worker, 0
+        self.worker_address: str | None = None
+        """What it tells clients, where that is not the worker's own."""
+        self.lost = ""
+        self.token = ""
+        self.hold = asyncio.Event()
+        self.hold.set()
 
-async def until(condition, *, limit_s=5.0):
-    async with asyncio.timeout(limit_s):
-        while not condition():
-            await asyncio.sleep(0.005)
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
+    def greet(self, connection: Any, request: Any) -> Any:
+        if self.token and request.headers.get("Authorization") != f"Bearer {self.token}":
+            return connection.respond(401, "who are you?\n")
+        return None
 
-class Linked:
-    def __init__(self, connection, link):
-        self.connection, self.link = connection, link
-        self.running = asyncio.create_task(link.run())
-
-    async def cut(self):
-        """As if the process were killed."""
-        self.connection.transport.abort()
-        await asyncio.gather(self.running, return_exceptions=True)
-
-    async def close(self):
-        await self.connection.close()
-        await asyncio.gather(self.running, return_exceptions=True)
-
-
-async def dial(url, path, *, token="", endpoints=None):
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    address = url.replace("http", "ws", 1) + path
-    connection = await connect(address, additional_headers=headers, compression=None, max_size=None)
-    return Linked(connection, Link(connection, endpoints=endpoints))
-
-
-class FakeWorker:
-    """Answers act with what it was told, remembers everything it was asked, and hangs while `may_act` is not set."""
-
-    def __init__(self, url, worker_id="w1", *, slots=4, environments=("maze",), token="", options=None):
-        self.url, self.token = url, token
-        self.worker_id, self.slots = worker_id, slots
-        self.environments = tuple(Described(name, options=options or {}) for name in environments)
-        self.sessions: dict[str, OpenHere] = {}
-        self.opened, self.acts, self.keys, self.closed, self.renewed, self.drains, self.asked = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-        )
-        self.may_act, self.may_open = asyncio.Event(), asyncio.Event()
-        self.may_act.set()
-        self.may_open.set()
-        self.fails = ""
-        self.refuses = None
-
-    async def join(self, *, keeps=True):
-        endpoints = {
-            "open": Endpoint(OpenHere, self._open),
-            "tasks": Endpoint(AskTasks, self._tasks),
-            "start": Endpoint(Start, self._start),
-            "act": Endpoint(Act, self._act),
-            "solve": Endpoint(Solve, lambda solve: Action(f"{solve.player} {solve.seed}")),
-            "close": Endpoint(Close, self._close),
-            "renew": Endpoint(Renew, lambda renew: self.renewed.extend(renew.session_ids)),
-            "drain": Endpoint(Drain, lambda drain: self.drains.append(drain.draining)),
+    def endpoints(self) -> dict[str, Endpoint]:
+        own = {"tasks": (AskTasks, self.tasks), "open": (Open, self.open), "withdraw": (Withdraw, lambda _: None)}
+        own["environments"] = (None, lambda _: (Described("echo", max_turns=3, options={"loud": True}),))
+        relayed = {
+            name: Endpoint(each.body, self._relay(name, each.function))
+            for name, each in self.worker.endpoints().items()
         }
-        self.linked = await dial(self.url, "/link/worker", token=self.token, endpoints=endpoints)
-        running = tuple(
-            Running(s, here.open.request_id, here.open.task, client=here.client, key=here.key)
-            for s, here in self.sessions.items()
-        )
-        register = Register(self.worker_id, self.environments, self.slots, "ws://w/link", running if keeps else ())
-        self.registered = await self.linked.link.call("register", register, answer=Registered)
-        for session_id in self.registered.unknown:
-            self.sessions.pop(session_id, None)
-        return self
+        return {name: Endpoint(body, self._note(name, function)) for name, (body, function) in own.items()} | relayed
 
-    def beat(self, *, draining=False):
-        self.linked.link.tell("heartbeat", Heartbeat(self.worker_id, len(self.sessions), draining))
+    def _note(self, name: str, function: Any) -> Any:
+        def noted(body: Any) -> Any:
+            self.heard.append((name, body))
+            return function(body)
 
-    async def beat_for_ever(self):
-        while True:
-            self.beat()
-            await asyncio.sleep(0.05)
+        return noted
 
-    def end(self, session_id, cause="done", message=""):
-        self.sessions.pop(session_id, None)
-        self.linked.link.tell("ended", Ended(session_id, cause, message))
+    def _relay(self, name: str, function: Any) -> Any:
+        def relay(body: Any) -> Any:
+            self.heard.append((name, body))
+            if self.lost:
+                raise WorkerLost(self.lost)
+            return function(body)
 
-    async def cut(self):
-        await self.linked.cut()
+        return relay
 
-    async def close(self):
-        await self.linked.close()
+    async def tasks(self, ask: AskTasks) -> tuple[Task, ...]:
+        return (TASK,)
 
-    async def _open(self, here):
-        await self.may_open.wait()
-        if self.refuses is not None:
-            failure, self.refuses = self.refuses, None
-            raise failure
-        if here.session_id not in self.sessions:
-            self.opened.append(here)
-        self.sessions[here.session_id] = here
+    async def open(self, wanted: Open) -> Opened:
+        await self.hold.wait()
+        session_id = f"s{self.num_opened}"
+        self.num_opened += 1
+        self.worker.acts[session_id] = []
+        address = self.worker.address if self.worker_address is None else self.worker_address
+        return Opened(session_id, key=f"key of {session_id}", worker_id="w", address=address)
 
-    def _tasks(self, ask):
-        self.asked.append(ask)
-        return [task(n, environment=ask.environment) for n in range(5)]
-
-    def _start(self, start):
-        self.keys.append(start.key)
-        return Observation((Message("user", f"welcome to {self.sessions[start.session_id].open.task.id}"),))
-
-    async def _act(self, act):
-        self.acts.append(act)
-        self.keys.append(act.key)
-        await self.may_act.wait()
-        if self.fails:
-            raise EnvironmentFailed(self.fails)
-        return Observation((Message("user", f"you said {act.action.content}"),), reward=1.0, done=act.turn == 1)
-
-    def _close(self, close):
-        self.closed.append(close.session_id)
-        self.sessions.pop(close.session_id, None)
+    def tell_ended(self, session_id: str, message: str) -> None:
+        for link in self.links:
+            link.tell("ended", Ended(session_id, cause="failed", message=message))
 
 
-class FakeClient:
-    def __init__(self, linked):
-        self.linked = linked
-        self.told: list[Ended] = []
-
-    @classmethod
-    async def dial(cls, url, *, token=""):
-        told = []
-        client = cls(await dial(url, "/link", token=token, endpoints={"ended": Endpoint(Ended, told.append)}))
-        client.told = told
-        return client
-
-    def open(self, *args, **options):
-        return asyncio.ensure_future(self.linked.link.call("open", wish(*args, **options), answer=Opened))
-
-    async def start(self, session_id):
-        return await self.linked.link.call("start", Start(session_id), answer=Observation)
-
-    async def act(self, session_id, *, turn=0, content="left", request_id="a0"):
-        return await self.linked.link.call(
-            "act", Act(session_id, turn, Action(content), request_id), answer=Observation
-        )
-
-    async def call(self, name, body=None, *, answer=None):
-        return await self.linked.link.call(name, body, answer=answer)
-
-    async def close(self):
-        await self.linked.close()
-
-
-@contextlib.asynccontextmanager
-async def plane(*, slots=4, **settings):
-    """A controller with one worker and one client."""
-    async with controller(**settings) as served:
-        worker = await FakeWorker(served.url, slots=slots).join()
-        client = await FakeClient.dial(served.url)
-        try:
-            yield served, worker, client
-        finally:
-            worker.may_act.set()
-            worker.may_open.set()
-            await client.close()
-            await worker.close()
+@asynccontextmanager
+async def plane(**settings: Any) -> AsyncIterator[tuple[EchoController, EchoWorker]]:
+    worker = EchoWorker(**settings)
+    controller = EchoController(worker)
+    await worker.listen()
+    await controller.listen()
+    try:
+        yield controller, worker
+    finally:
+        await controller.hang_up()
+        await worker.hang_up()

@@ -263,6 +263,36 @@ def test_closing_never_raises_and_leaves_nothing_running():
 # ------------------------------------------------------------------------------------------------ opening
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        ControllerFailed("no worker has environment 'echo'", status=404),
+        ControllerFailed("the request was withdrawn", status=410),
+        WorkerLost("worker w died while it opened the session"),
+    ],
+)
+def test_an_open_that_came_to_nothing_is_made_anew_for_a_while(refusal):
+    async def scenario(client, controller, worker):
+        open_it, refusals = controller.open, iter([refusal])
+
+        async def at_first_refused(wanted):
+            if refused := next(refusals, None):
+                raise refused
+            return await open_it(wanted)
+
+        controller.open = at_first_refused
+        await controller.cut()
+        assert await (await client.open(TASK, seed=0)).start()
+        assert len({wanted.request_id for wanted in controller.calls("open")}) == 2
+
+        controller.open = lambda wanted: (_ for _ in ()).throw(refusal)
+        await controller.cut()
+        with pytest.raises(type(refusal), match=str(refusal)):
+            await client.open(TASK, seed=0)
+
+    run(scenario)
+
+
 def test_a_client_that_calls_too_often_slows_down_instead_of_failing():
     async def scenario(client, controller, worker):
         refusals = iter([ControllerFailed("too fast", status=429)] * 2)

@@ -15,8 +15,13 @@ import itertools
 import logging
 import random
 import secrets
+import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
+
+import msgspec
 
 from ludus.controller.client import TURN_S
 from ludus.controller.line import Line, Unreachable, link_url
@@ -47,6 +52,9 @@ GRACE_S = 30.0
 """Beyond its own limit, until a call counts as lost: the worker stops the environment's code, and needs a moment to say so."""
 TASKS_S = 120.0
 CLOSE_S = 5.0
+PAUSE_S = 0.2
+NOBODY, GONE = 404, 410
+"""Statuses: no worker has the environment; the request was given up."""
 _log = logging.getLogger(__name__)
 
 
@@ -65,6 +73,7 @@ class RemoteClient:
     ) -> None:
         """wait_s: how long a session may queue for a slot. session_timeout_s: what a worker allows a session in all."""
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
+        self.patience_s = patience_s
         self.controller = Line(
             link_url(url),
             peer=f"the controller {url}",
@@ -91,7 +100,8 @@ class RemoteClient:
 
     async def refresh(self) -> None:
         """Asks the controller again which environments its workers offer."""
-        offered = await self._ask("environments", answer=tuple[Described, ...], limit_s=GRACE_S)
+        async with self._clock("environments", GRACE_S):
+            offered = await self.controller.call("environments", answer=tuple[Described, ...])
         self._described = {environment.name: environment for environment in offered}
 
     def environments(self) -> dict[str, Described]:
@@ -105,24 +115,21 @@ class RemoteClient:
                 f"Known there: {', '.join(known) or 'none'}."
             )
         ask = AskTasks(environment, split)
-        return list(await self._ask("tasks", ask, answer=tuple[Task, ...], limit_s=TASKS_S))
+        async with self._clock("tasks", TASKS_S):
+            return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
         wanted = Open(
             task=task,
             seed=seed,
-            request_id=self.new_request_id(),
+            request_id="-",
             lease_s=self.lease_s,
             wait_s=self.wait_s,
             timeout_s=timeout_s,
             session_timeout_s=self.session_timeout_s,
         )
-        try:
-            opened = await self._ask("open", wanted, answer=Opened, limit_s=self.wait_s + timeout_s + GRACE_S)
-        except BaseException:
-            # nobody waits for it any more, but it may well be open by now; if this is not heard, its lease runs out
-            self.controller.tell("withdraw", Withdraw(wanted.request_id))
-            raise
+        async with self._clock("open", self.wait_s + timeout_s + GRACE_S):
+            opened: Opened = await self._with_patience(lambda: self._open(wanted))
         session = RemoteSession(opened, client=self, line=self._line_to(opened), timeout_s=timeout_s)
         self.live[opened.session_id] = session
         if self._renewing is None:
@@ -138,11 +145,37 @@ class RemoteClient:
     def new_request_id(self) -> str:
         return f"{self._id}-{next(self._requests)}"
 
-    async def _ask(self, name: str, body: Any = None, *, answer: Any, limit_s: float) -> Any:
+    async def _open(self, wanted: Open) -> Opened:
+        wanted = msgspec.structs.replace(wanted, request_id=self.new_request_id())
+        try:
+            opened: Opened = await self.controller.call("open", wanted, answer=Opened)
+        except BaseException:
+            # nobody waits for it any more, but it may well be open by now; if this is not heard, its lease runs out
+            self.controller.tell("withdraw", Withdraw(wanted.request_id))
+            raise
+        return opened
+
+    async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """An environment that was on offer and has no worker just now may have one again soon: workers and controllers are restarted.
+        A request that is gone was given up there, because its connection broke while it waited; it is made again."""
+        give_up = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return await ask()
+            except (ControllerFailed, WorkerLost) as error:
+                status = getattr(
+                    error, "status", NOBODY
+                )  # lost before anything was done: as if there had been no worker
+                if status not in (NOBODY, GONE) or time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    @asynccontextmanager
+    async def _clock(self, name: str, limit_s: float) -> AsyncIterator[None]:
         clock = asyncio.timeout(limit_s)
         try:
             async with clock:
-                return await self.controller.call(name, body, answer=answer)
+                yield
         except TimeoutError:
             if not clock.expired():
                 raise

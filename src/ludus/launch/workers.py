@@ -84,7 +84,8 @@ class WorkersClient(RemoteClient):
 def _controller(folder: Path, environ: dict[str, str]) -> Child:
     state = folder / "state"
     shutil.rmtree(state, ignore_errors=True)  # of the same run before it was resumed: its sessions ended with it
-    arguments = ("serve", "controller", "--host", "127.0.0.1", "--port", "0", "--state", str(state))
+    arguments = ["serve", "controller", "--host", "127.0.0.1", "--port", "0", "--state", str(state), "--max-rate", "0"]
+    arguments += ["--grace-s", "1"]  # on loopback a link breaks because its process died
     return Child("the run's controller", *arguments, log=folder / "controller.log", environ=environ)
 
 
@@ -97,7 +98,8 @@ def _on_port(arguments: tuple[str, ...], url: str) -> tuple[str, ...]:
 
 def _worker(number: int, url: str, config: RunConfig, folder: Path, environ: dict[str, str]) -> Child:
     run_file = folder / "run.toml"
-    run_file.write_text(dump_config(config), encoding="utf-8")
+    hosted = {name: section for name, section in config.environments.items() if section.at == WORKERS}
+    run_file.write_text(dump_config(config.model_copy(update={"environments": hosted})), encoding="utf-8")
     arguments = ("serve", "worker", "--run", str(run_file), "--controller", url, "--slots", str(config.workers.slots))
     return Child(f"worker {number}", *arguments, log=folder / f"worker-{number}.log", environ=environ)
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from ludus.controller.local import LocalClient
 from ludus.controller.protocol import Act, Close, Ended, OpenHere, Renew, Renewed, Running, Solve, Start
-from ludus.errors import ControllerFailed, LudusError, TurnTimeout
+from ludus.errors import ControllerFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Observation
 
 T = TypeVar("T")
@@ -71,9 +71,12 @@ class Sessions:
                 session.renew()
         return Renewed(tuple(each for each in renew.session_ids if each not in self._live))
 
-    async def end(self, session_ids: tuple[str, ...], *, message: str) -> None:
-        ends = [self._live[each].end("closed", message) for each in session_ids if each in self._live]
-        await asyncio.gather(*ends)
+    async def end(self, session_ids: Iterable[str], *, message: str) -> None:
+        """It is not their clients who want that."""
+        live = [self._live[each] for each in session_ids if each in self._live]
+        await asyncio.gather(
+            *(each.end("failed", message, error=WorkerLost(f"session {each.id}: {message}")) for each in live)
+        )
 
     async def end_all(self, message: str) -> None:
         await self.end(tuple(self._live), message=message)
@@ -226,7 +229,9 @@ class LiveSession:
     async def _open(self) -> None:
         wanted = self.here.open
         try:
-            self._session = await self._hosting.open(wanted.task, seed=wanted.seed, timeout_s=wanted.timeout_s)
+            self._session = await self._hosting.open(
+                wanted.task, seed=wanted.seed, timeout_s=wanted.timeout_s, label=self.id
+            )
         except BaseException:
             if self._ending is None:
                 self._forget_timers()
@@ -235,10 +240,12 @@ class LiveSession:
 
     # -------------------------------------------------------------------------------------------- the end
 
-    def end(self, cause: str, message: str = "") -> Awaitable[None]:
-        """Frees everything. Safe to call twice; the first one's cause is told."""
+    def end(self, cause: str, message: str = "", *, error: LudusError | None = None) -> Awaitable[None]:
+        """Frees everything. Safe to call twice; the first one's cause is told. Who still waits for an answer hears `error`."""
         if self._ending is None:
-            self.over = self.over or ControllerFailed(f"session {self.id} is over: {message or cause}", status=404)
+            self.over = (
+                self.over or error or ControllerFailed(f"session {self.id} is over: {message or cause}", status=404)
+            )
             self._forget_timers()
             self._ending = asyncio.create_task(self._end(Ended(self.id, cause, message)))
         return asyncio.shield(self._ending)

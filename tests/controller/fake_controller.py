@@ -1,0 +1,73 @@
+"""A controller that does what a test says, at a real websocket."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+
+from websockets.asyncio.client import connect
+from websockets.asyncio.server import serve
+
+from ludus.controller.link import Endpoint, Link
+from ludus.controller.protocol import Ended, Heartbeat, Open, OpenHere, Register, Registered
+from ludus.types import Task
+
+
+class FakeController:
+    def __init__(self, *, heartbeat_s=0.2):
+        self.heartbeat_s = heartbeat_s
+        self.registered: asyncio.Queue[Register] = asyncio.Queue()
+        self.ended: asyncio.Queue[Ended] = asyncio.Queue()
+        self.beats: list[Heartbeat] = []
+        self.links: list[Link] = []
+        self.unknown: tuple[str, ...] = ()
+        self.headers: list[dict] = []
+        self.port = 0
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def worker(self) -> Link:
+        return self.links[-1]
+
+    @asynccontextmanager
+    async def listening(self):
+        async with serve(self._serve, "127.0.0.1", self.port, max_size=None) as server:
+            self.port = server.sockets[0].getsockname()[1]
+            yield self
+
+    async def _serve(self, connection):
+        assert connection.request.path == "/link/worker"
+        self.headers.append(dict(connection.request.headers))
+        endpoints = {
+            "register": Endpoint(Register, self._register),
+            "heartbeat": Endpoint(Heartbeat, self.beats.append),
+            "ended": Endpoint(Ended, self.ended.put_nowait),
+        }
+        link = Link(connection, endpoints=endpoints, peer="the worker")
+        self.links.append(link)
+        await link.run()
+
+    def _register(self, register):
+        self.registered.put_nowait(register)
+        return Registered(self.heartbeat_s, self.unknown)
+
+    async def open(self, session_id="s1", *, environment, number=0, **limits):
+        task = Task(f"{environment}/train/{number}", environment, "train", {"n": number, "words": ["red", "blue"]})
+        wanted = Open(task=task, seed=0, request_id=f"r-{session_id}", **limits)
+        await self.worker.call("open", OpenHere(session_id, f"key-{session_id}", wanted, client="me"))
+
+
+@asynccontextmanager
+async def linked(address):
+    """A client's link to a worker."""
+    async with connect(address, max_size=None, compression=None) as connection:
+        link = Link(connection, peer="the worker")
+        running = asyncio.create_task(link.run())
+        try:
+            yield link
+        finally:
+            running.cancel()
+            await asyncio.wait([running])

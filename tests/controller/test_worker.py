@@ -1,0 +1,449 @@
+"""A worker at real sockets and, where it must, in a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from ludus.controller import worker as workers
+from ludus.controller.pens import PenLimits
+from ludus.controller.protocol import Act, AskTasks, Close, Drain, Renew, Renewed, Solve, Start
+from ludus.controller.worker import Worker
+from ludus.environments import wrap
+from ludus.environments.fake import FakeEnvironment
+from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
+from ludus.types import Action, Observation, Task
+from tests.controller.fake_controller import FakeController, linked
+from tests.controller.penned import Penned
+from tests.controller.test_pens import alive, ends
+
+FAKE = "ludus.environments.fake:FakeEnvironment"
+ROOT = Path(__file__).parents[2]
+
+
+@asynccontextmanager
+async def running(environments, *, controller=None, slots=4, **settings):
+    """(controller, worker, address) of a worker in this process, registered."""
+    controller = controller or FakeController()
+    async with controller.listening():
+        worker = Worker(environments, controller=controller.url, slots=slots, **settings)
+        run = asyncio.create_task(worker.run())
+        try:
+            async with asyncio.timeout(20):
+                register = await controller.registered.get()
+            yield controller, worker, register
+        finally:
+            worker.stop()
+            worker.stop()
+            await run
+
+
+def act(link, text="red", *, turn=0, request="a", session_id="s1", key=None):
+    key = f"key-{session_id}" if key is None else key
+    return link.call("act", Act(session_id, turn, Action(text), request, key), answer=Observation)
+
+
+def start(link, session_id="s1"):
+    return link.call("start", Start(session_id, f"key-{session_id}"), answer=Observation)
+
+
+def test_a_worker_says_what_it_offers_and_plays_a_session_on_its_own_link():
+    async def scene():
+        environments = [FakeEnvironment(turns=2), FakeEnvironment(name="other", blocking=False)]
+        async with running(environments, token="secret") as (controller, worker, register):
+            assert [each.name for each in register.environments] == ["fake", "other"]
+            assert register.environments[0].options["turns"] == 2
+            assert (register.slots, register.running, register.worker_id) == (4, (), worker.id)
+            assert controller.headers[0]["authorization"] == "Bearer secret"
+            tasks = await controller.worker.call("tasks", AskTasks("fake", "test"), answer=tuple[Task, ...])
+            assert len(tasks) == 20
+            await controller.open(environment="fake")
+            async with linked(register.address) as client:
+                seen = [await start(client)]
+                for turn in range(2):
+                    ask = Solve("s1", "solve", turn, "key-s1")
+                    action = await client.call("solve", ask, answer=Action)
+                    seen.append(await act(client, action.content, turn=turn, request=str(turn)))
+                await client.call("close", Close("s1", "key-s1"))
+            ended = await controller.ended.get()
+            return seen, ended, len(worker.sessions)
+
+    seen, ended, left = asyncio.run(scene())
+    assert sum(each.reward for each in seen) == pytest.approx(1)
+    assert seen[-1].done
+    assert (ended.session_id, ended.cause, left) == ("s1", "closed", 0)
+
+
+def test_refusals_travel_with_their_status():
+    async def scene():
+        async with running([FakeEnvironment()], slots=1) as (controller, _, register):
+            await controller.open(environment="fake")
+            with pytest.raises(ControllerFailed) as full:
+                await controller.open("s2", environment="fake")
+            async with linked(register.address) as client:
+                with pytest.raises(ControllerFailed) as stranger:
+                    await act(client, key="key-s2")
+                with pytest.raises(ControllerFailed) as unknown:
+                    await act(client, session_id="s9")
+                with pytest.raises(ControllerFailed) as placing:
+                    await client.call("open")
+            return [raised.value.status for raised in (full, stranger, unknown, placing)]
+
+    assert asyncio.run(scene()) == [503, 403, 404, 404]
+
+
+def test_only_link_is_there_for_a_browser_to_find():
+    async def scene():
+        async with running([FakeEnvironment()]) as (_, _, register):
+            with pytest.raises(InvalidStatus) as raised:
+                await connect(register.address.replace("/link", "/"))
+            return raised.value.response.status_code
+
+    assert asyncio.run(scene()) == 404
+
+
+def test_an_act_outlives_the_link_it_came_over_and_is_joined_over_the_next():
+    async def scene():
+        async with running([FakeEnvironment(latency_s=0.3, tail=1000.0)]) as (controller, _, register):
+            await controller.open(environment="fake")
+            async with linked(register.address) as first:
+                await start(first)
+                lost = asyncio.ensure_future(act(first))
+                await asyncio.sleep(0.05)
+                await first.close()
+                with pytest.raises(WorkerLost):
+                    await lost
+            async with linked(register.address) as second:
+                one = await act(second)
+                two = await act(second)
+                three = await act(second, "blue", turn=1, request="b")
+            return one, two, three
+
+    one, two, three = asyncio.run(scene())
+    assert one == two
+    assert three.done
+
+
+def test_the_controllers_link_serves_turns_too_and_needs_no_key():
+    async def scene():
+        async with running([FakeEnvironment()]) as (controller, _, _):
+            await controller.open(environment="fake")
+            await controller.worker.call("start", Start("s1"), answer=Observation)
+            renewed = await controller.worker.call("renew", Renew(("s1", "s2")), answer=Renewed)
+            return renewed, await act(controller.worker, key="")
+
+    renewed, seen = asyncio.run(scene())
+    assert renewed.ended == ("s2",)
+    assert seen.reward > 0
+
+
+def test_a_restarted_controller_learns_what_runs_and_sessions_go_on(monkeypatch):
+    monkeypatch.setattr(workers, "LONGEST_PAUSE_S", 0.1)
+
+    async def scene():
+        async with running([FakeEnvironment()]) as (controller, worker, register):
+            await controller.open("s1", environment="fake")
+            await controller.open("s2", environment="fake")
+            async with linked(register.address) as client:
+                await start(client)
+                controller.unknown = ("s2",)
+                await controller.worker.close()
+                async with asyncio.timeout(20):
+                    again = await controller.registered.get()
+                    while len(worker.sessions) > 1:
+                        await asyncio.sleep(0.01)
+                return again, await act(client)
+
+    again, seen = asyncio.run(scene())
+    assert {(each.session_id, each.key, each.request_id, each.client) for each in again.running} == {
+        ("s1", "key-s1", "r-s1", "me"),
+        ("s2", "key-s2", "r-s2", "me"),
+    }
+    assert again.running[0].task.id == "fake/train/0"
+    assert seen.reward > 0
+
+
+def test_a_worker_dials_until_there_is_a_controller(monkeypatch):
+    monkeypatch.setattr(workers, "LONGEST_PAUSE_S", 0.1)
+
+    async def scene():
+        controller = FakeController()
+        async with controller.listening():
+            pass  # now its port is known, and nobody listens there
+        worker = Worker([FakeEnvironment()], controller=controller.url, slots=1)
+        run = asyncio.create_task(worker.run())
+        await asyncio.sleep(0.3)
+        async with controller.listening(), asyncio.timeout(20):
+            await controller.registered.get()
+            worker.stop()
+            return await run
+
+    assert asyncio.run(scene()) == 0
+
+
+def test_a_controller_that_falls_silent_is_dialled_again(monkeypatch):
+    """Its heartbeats are not answered: the endpoint waits for ever."""
+    monkeypatch.setattr(workers, "LONGEST_PAUSE_S", 0.1)
+
+    async def scene():
+        controller = FakeController(heartbeat_s=0.05)
+        controller.beats = type("Deaf", (list,), {"append": lambda self, beat: asyncio.sleep(60)})()
+        async with running([FakeEnvironment()], controller=controller), asyncio.timeout(20):
+            await controller.registered.get()
+
+    asyncio.run(scene())
+
+
+def test_heartbeats_say_how_many_sessions_there_are():
+    async def scene():
+        async with running([FakeEnvironment()], controller=FakeController(heartbeat_s=0.05)) as (controller, worker, _):
+            await controller.open(environment="fake")
+            async with asyncio.timeout(20):
+                while not any(beat.num_sessions == 1 for beat in controller.beats):
+                    await asyncio.sleep(0.01)
+            return controller.beats[-1].worker_id == worker.id
+
+    assert asyncio.run(scene())
+
+
+def test_a_megabyte_travels():
+    async def scene():
+        async with running([FakeEnvironment(fault="megabyte")]) as (controller, _, register):
+            await controller.open(environment="fake")
+            async with linked(register.address) as client:
+                await start(client)
+                return await act(client)
+
+    assert len(asyncio.run(scene()).messages[0].content) == 1_000_000
+
+
+def test_an_environment_that_raises_what_ends_processes_ends_only_its_session():
+    async def scene():
+        environments = [FakeEnvironment(fault="exit", blocking=False), FakeEnvironment(name="well")]
+        async with running(environments) as (controller, _, register):
+            await controller.open("s1", environment="fake")
+            await controller.open("s2", environment="well")
+            async with linked(register.address) as client:
+                await start(client, "s1")
+                with pytest.raises(EnvironmentFailed, match="act raised SystemExit"):
+                    await act(client)
+                await start(client, "s2")
+                return await act(client, session_id="s2")
+
+    assert asyncio.run(scene()).reward > 0
+
+
+def test_a_drained_worker_refuses_and_an_undrained_one_takes_sessions_again():
+    async def scene():
+        async with running([FakeEnvironment()]) as (controller, _, _):
+            await controller.worker.call("drain", Drain(True))
+            with pytest.raises(ControllerFailed, match="draining"):
+                await controller.open(environment="fake")
+            await controller.worker.call("drain", Drain(False))
+            await controller.open(environment="fake")
+
+    asyncio.run(scene())
+
+
+def test_a_stopped_worker_lets_its_sessions_finish():
+    async def scene():
+        async with running([FakeEnvironment(turns=1)]) as (controller, worker, register):
+            await controller.open(environment="fake")
+            async with linked(register.address) as client:
+                await start(client)
+                worker.stop()
+                with pytest.raises(ControllerFailed, match="draining"):
+                    await controller.open("s2", environment="fake")
+                seen = await act(client)
+                await client.call("close", Close("s1", "key-s1"))
+            async with asyncio.timeout(20):
+                while not controller.beats[-1].draining:
+                    await asyncio.sleep(0.01)
+                ended = await controller.ended.get()
+            return seen, ended
+
+    seen, ended = asyncio.run(scene())
+    assert seen.reward > 0
+    assert ended.cause == "closed"
+
+
+def test_the_time_for_draining_is_limited():
+    async def scene():
+        controller = FakeController()
+        async with controller.listening():
+            worker = Worker([FakeEnvironment()], controller=controller.url, slots=1, drain_s=0.1)
+            run = asyncio.create_task(worker.run())
+            await controller.registered.get()
+            await controller.open(environment="fake")
+            worker.stop()
+            async with asyncio.timeout(20):
+                return await run, await controller.ended.get()
+
+    status, ended = asyncio.run(scene())
+    assert (status, ended.cause, ended.message) == (0, "failed", "its worker was stopped")
+
+
+def test_sessions_with_their_own_process_are_played_and_killed_like_the_others():
+    async def scene():
+        environments = [wrap(Penned, name="penned"), FakeEnvironment()]
+        async with running(environments, pens=PenLimits(num_warm=1)) as (controller, worker, register):
+            await controller.open("s1", environment="penned", timeout_s=0.3)
+            await controller.open("s2", environment="fake")
+            async with linked(register.address) as client:
+                pid = int((await start(client)).messages[-1].content)
+                with pytest.raises(EnvironmentFailed, match=r"act exceeded 0\.3 s and was stopped"):
+                    await act(client, "loop")
+                assert ends(pid)
+                await client.call("close", Close("s1", "key-s1"))
+                await start(client, "s2")
+                seen = await act(client, session_id="s2")
+            return seen, len(worker.sessions)
+
+    seen, left = asyncio.run(scene())
+    assert seen.reward > 0
+    assert left == 1
+
+
+# ------------------------------------------------------------------------------------------------ real processes
+
+
+@asynccontextmanager
+async def process(*arguments, controller):
+    """A worker as a person starts it, registered."""
+    async with controller.listening():
+        ludus = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", "from ludus.cli.main import main; main()", "serve", "worker", *arguments,
+            "--controller", controller.url, cwd=ROOT,
+        )  # fmt: skip
+        try:
+            arriving, ending = asyncio.ensure_future(controller.registered.get()), asyncio.ensure_future(ludus.wait())
+            await asyncio.wait([arriving, ending], timeout=30, return_when=asyncio.FIRST_COMPLETED)
+            assert arriving.done(), f"the worker did not register; exit status {ludus.returncode}"
+            register = arriving.result()
+            yield ludus, register
+        finally:
+            if ludus.returncode is None:
+                ludus.kill()
+            await ludus.wait()
+
+
+def test_sigterm_drains_a_worker_process_and_it_exits_with_0():
+    async def scene():
+        controller = FakeController()
+        async with process(FAKE, "--slots", "2", controller=controller) as (ludus, register):
+            await controller.open(environment="fake_environment")
+            async with linked(register.address) as client:
+                await start(client)
+                ludus.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(20):
+                    while not any(beat.draining for beat in controller.beats):
+                        await asyncio.sleep(0.01)
+                    assert (await act(client)).reward > 0
+                    await client.call("close", Close("s1", "key-s1"))
+                    return await ludus.wait()
+
+    assert asyncio.run(scene()) == 0
+
+
+def test_a_lease_ends_the_session_of_a_client_that_is_gone_and_the_drain_with_it():
+    async def scene():
+        controller = FakeController()
+        async with process(FAKE, controller=controller) as (ludus, _):
+            await controller.open(environment="fake_environment", lease_s=1.0)
+            ludus.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                return await ludus.wait(), (await controller.ended.get()).cause
+
+    assert asyncio.run(scene()) == (0, "lease")
+
+
+def test_a_second_sigterm_ends_a_worker_at_once_with_its_pens():
+    async def scene():
+        controller = FakeController()
+        async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
+            await controller.open(environment="penned")
+            async with linked(register.address) as client:
+                pid = int((await start(client)).messages[-1].content)
+                acting = asyncio.ensure_future(act(client, "loop"))
+                ludus.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.2)
+                assert ludus.returncode is None
+                ludus.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(20):
+                    status = await ludus.wait()
+                    with pytest.raises(WorkerLost):
+                        await acting
+            return status, ends(pid)
+
+    assert asyncio.run(scene()) == (143, True)
+
+
+def test_a_killed_worker_leaves_no_pen():
+    async def scene():
+        controller = FakeController()
+        async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
+            await controller.open(environment="penned")
+            async with linked(register.address) as client:
+                pid = int((await start(client)).messages[-1].content)
+                child = int((await act(client, "start")).messages[-1].content)
+                acting = asyncio.ensure_future(act(client, "loop", turn=1, request="b"))
+                await asyncio.sleep(0.1)
+                assert alive(pid)
+                assert alive(child)
+                ludus.kill()
+                with pytest.raises(WorkerLost):
+                    await acting
+            return ends(pid), ends(child)
+
+    assert asyncio.run(scene()) == (True, True)
+
+
+def test_a_worker_process_is_idle_again_after_author_code_ran_away():
+    """On a thread, on the loop, and in a system call on the loop: processor time stands still after, and other sessions go on."""
+
+    async def scene():
+        controller = FakeController()
+        sources = [f"tests.controller.runaways:{author}" for author in ("BusyThread", "BusyLoop", "SleepyLoop")]
+        async with process(*sources, FAKE, controller=controller) as (ludus, register):
+            async with linked(register.address) as client:
+                for number, environment in enumerate(["busy_thread", "busy_loop", "sleepy_loop"]):
+                    away, well = f"away{number}", f"well{number}"
+                    await controller.open(away, environment=environment, timeout_s=0.3)
+                    await controller.open(well, environment="fake_environment")
+                    await start(client, away)
+                    await start(client, well)
+                    with pytest.raises(EnvironmentFailed, match="was stopped"):
+                        await act(client, session_id=away)
+                    assert (await act(client, session_id=well)).reward > 0
+            before = processor_s(ludus.pid)
+            await asyncio.sleep(0.5)
+            return processor_s(ludus.pid) - before
+
+    assert asyncio.run(scene()) < 0.25
+
+
+def processor_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_the_environments_of_a_run_file_are_hosted_with_their_options(tmp_path):
+    run = tmp_path / "run.toml"
+    run.write_text(
+        f'[environments.mine]\nat = "workers"\nsource = "{FAKE}"\noptions = {{turns = 7}}\n[environments.guess]\n'
+    )
+
+    async def scene():
+        controller = FakeController()
+        async with process("--run", str(run), controller=controller) as (_, register):
+            return [(each.name, each.options["turns"]) for each in register.environments]
+
+    assert asyncio.run(scene()) == [("mine", 7)]

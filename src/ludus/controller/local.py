@@ -13,7 +13,9 @@ from ludus.controller.pens import PenLimits, PennedSession, Pens
 from ludus.controller.protocol import Described
 from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.host import Host, HostedSession
+from ludus.environments.sandboxing import Declared
 from ludus.errors import ConfigError, TurnTimeout, nearest
+from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.types import Task
 
 
@@ -21,14 +23,20 @@ class LocalClient:
     """A Client over Environment objects."""
 
     def __init__(
-        self, environments: Iterable[Environment], *, max_threads: int = 256, pens: PenLimits | None = None
+        self,
+        environments: Iterable[Environment],
+        *,
+        max_threads: int = 256,
+        pens: PenLimits | None = None,
+        sandboxes: Sandboxes | None = None,
     ) -> None:
         self._environments: dict[str, Environment] = {}
         for environment in environments:
             if environment.name in self._environments:
                 raise ConfigError(f"two environments are called {environment.name!r}; give one of them another name")
             self._environments[environment.name] = environment
-        self.host = Host(max_threads=max_threads)
+        self.sandboxes = sandboxes or Sandboxes()
+        self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
         self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
         self._pens = Pens((self._environments[name] for name in self._apart), limits=pens)
 
@@ -41,24 +49,32 @@ class LocalClient:
             self._pens.tasks(environment, split) if environment in self._apart else self.host.tasks(found, split)
         )
 
-    async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> HostedSession | PennedSession:
+    async def open(
+        self, task: Task, *, seed: int, timeout_s: float = TURN_S, label: str = ""
+    ) -> HostedSession | PennedSession:
+        """`label` names the session's sandbox."""
         if task.environment in self._apart:
             return await self._pens.open(task, seed=seed, timeout_s=timeout_s)
         environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
         try:
             async with clock:
-                return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s)
+                return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s, label=label)
         except TimeoutError:
             if not clock.expired():
                 raise
             raise TurnTimeout(f"opening exceeded {timeout_s:g} s") from None
 
     async def prepare(self) -> None:
-        """Fails now where an environment's own process could not be started later."""
+        """Fails now where an environment's own process or sandbox could not be started later."""
+        for environment in self._environments.values():
+            declared = getattr(environment, "declared", None)
+            if isinstance(declared, Declared) and declared.level != "none":
+                await asyncio.to_thread(self.sandboxes.require, need_of(declared.need, image=declared.image))
         await self._pens.prepare()
 
     async def close(self) -> None:
         await asyncio.gather(self.host.close(), self._pens.close())
+        await asyncio.to_thread(self.sandboxes.close)
 
     async def kill(self) -> None:
         """Ends the processes of sessions that have their own, and leaves the others as they are: for a process that ends at once."""

@@ -21,7 +21,9 @@ from ludus.controller.protocol import MAX_FRAME_BYTES, Record
 from ludus.environments import registry
 from ludus.environments.environment import Environment
 from ludus.environments.host import Host, HostedSession, Player
+from ludus.environments.sandboxing import demand
 from ludus.errors import ControllerFailed
+from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, Task
 
 _LENGTH = struct.Struct("!I")
@@ -34,6 +36,9 @@ class Spec(Record, frozen=True):
     name: str
     source: str
     options: dict[str, Any] = {}
+    sandbox: str = "none"
+    """What the run file demands; the class itself says the rest."""
+    image: str = ""
 
 
 class OpenTask(Record, frozen=True):
@@ -71,7 +76,7 @@ class Pen:
 
     def __init__(self) -> None:
         self._host = Host(
-            max_threads=8, max_hold_s=math.inf
+            max_threads=8, max_hold_s=math.inf, sandboxes=Sandboxes()
         )  # nobody else is here: it may hold the loop for its whole turn
         self._environment: Environment | None = None
         self._session: HostedSession | None = None
@@ -95,6 +100,7 @@ class Pen:
 
     def make(self, spec: Spec) -> None:
         self._environment = registry.make(spec.name, source=spec.source, options=spec.options)
+        demand(self._environment, spec.sandbox, image=spec.image)
 
     async def tasks(self, split: str) -> list[Task]:
         assert self._environment is not None

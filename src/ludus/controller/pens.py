@@ -27,6 +27,7 @@ from ludus.controller.processes import Keeper, memory_of, obituary
 from ludus.environments.environment import Environment
 from ludus.environments.host import CLOSE_S, Player, draw_player
 from ludus.environments.registry import source_of
+from ludus.environments.sandboxing import Declared
 from ludus.errors import (
     ConfigError,
     ControllerFailed,
@@ -330,4 +331,7 @@ def spec_of(environment: Environment) -> Spec:
             f'environment {environment.name!r} asks for isolation = "process", and another process cannot make it: '
             "define its class at the top of a module, with options that are plain data"
         )
-    return Spec(environment.name, source, options)
+    declared = getattr(environment, "declared", None)
+    if not isinstance(declared, Declared) or declared.level == "none":
+        return Spec(environment.name, source, options)
+    return Spec(environment.name, source, options, sandbox=declared.level, image=declared.image)

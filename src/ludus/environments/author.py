@@ -18,7 +18,8 @@
 
 An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
 text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`.
-Any method may be async. An attribute `isolation = "process"` gives each session a process to itself.
+Any method may be async. An attribute `isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a
+started sandbox for code that is not trusted at `self.sandbox` (sandboxing.py).
 '''
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ludus.environments.environment import Session, isolation_of
+from ludus.environments.sandboxing import Declared, declared_by
 from ludus.environments.signature import BadArguments, read_signature
 from ludus.environments.tools import ToolMethod, tools_of
 from ludus.errors import ConfigError, nearest
@@ -61,6 +63,7 @@ class AuthoredEnvironment:
         self.description = _docstring(author)
         self.tools = tools_of(author)
         self.isolation = isolation_of(author, name=self.name)
+        self.declared: Declared = declared_by(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)
         self.options: Mapping[str, Any] = _defaults(author) | self._given
@@ -75,8 +78,15 @@ class AuthoredEnvironment:
             self._tasks[split] = tuple(self._task(row, split=split, index=i) for i, row in enumerate(rows or ()))
         return list(self._tasks[split])
 
-    def open(self, task: Task, *, seed: int) -> Session:
-        session = AuthoredSession(self._new(), environment=self, task=task, seed=seed)
+    @property
+    def sandbox(self) -> str:
+        return self.declared.level
+
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session:
+        author = self._new()
+        if sandbox is not None:
+            author.sandbox = sandbox
+        session = AuthoredSession(author, environment=self, task=task, seed=seed)
         return PlainSession(session) if self._plain else session
 
     def _new(self) -> Any:

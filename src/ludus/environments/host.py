@@ -8,6 +8,7 @@ An async method that holds the loop is stopped by a watchdog, because no timeout
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import math
@@ -18,6 +19,7 @@ from typing import Any, Literal, TypeVar
 
 from ludus.environments.answers import checked_action, checked_observation, checked_tasks
 from ludus.environments.environment import Environment, Session
+from ludus.environments.sandboxing import Declared, Provider
 from ludus.environments.stopping import Raised, Stopped, Watch
 from ludus.environments.threads import Call, Threads
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout, describe
@@ -37,7 +39,10 @@ _log = logging.getLogger(__name__)
 class Host:
     """Opens sessions of Environment objects in this process."""
 
-    def __init__(self, *, max_threads: int = 256, max_hold_s: float = MAX_HOLD_S) -> None:
+    def __init__(
+        self, *, max_threads: int = 256, max_hold_s: float = MAX_HOLD_S, sandboxes: Provider | None = None
+    ) -> None:
+        self._sandboxes = sandboxes
         self._threads = Threads(max_threads=max_threads)
         self.max_hold_s = max_hold_s
         self.watch = Watch()
@@ -49,16 +54,38 @@ class Host:
         return _checked(checked_tasks, answer, where=where)
 
     async def open(
-        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = math.inf
+        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = math.inf, label: str = ""
     ) -> HostedSession:
-        """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop."""
-        call, hold_s = partial(environment.open, task, seed=seed), min(timeout_s, self.max_hold_s)
-        session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly, hold_s=hold_s)
-        if not isinstance(session, Session):
-            raise EnvironmentFailed(f"{task.id}: open answered {type(session).__name__}; expected start, act and close")
-        hosted = HostedSession(session, host=self, task=task, hold_s=hold_s)
+        """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop; `label` is what
+        the session's sandbox, if it has one, is known by."""
+        hold_s = min(timeout_s, self.max_hold_s)
+        sandbox = await self._open_sandbox(environment, task, label=label or f"{task.id}#{seed}")
+        try:
+            given = {} if sandbox is None else {"sandbox": sandbox}
+            call = partial(environment.open, task, seed=seed, **given)
+            session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly, hold_s=hold_s)
+            if not isinstance(session, Session):
+                raise EnvironmentFailed(
+                    f"{task.id}: open answered {type(session).__name__}; expected start, act and close"
+                )
+        except BaseException:
+            if sandbox is not None:
+                self._threads.begin(sandbox.close)
+            raise
+        hosted = HostedSession(session, host=self, task=task, hold_s=hold_s, sandbox=sandbox)
         self._live.add(hosted)
         return hosted
+
+    async def _open_sandbox(self, environment: Environment, task: Task, *, label: str) -> Any:
+        declared = getattr(environment, "declared", None)
+        if not isinstance(declared, Declared) or declared.level == "none":
+            return None
+        if self._sandboxes is None:
+            raise ConfigError(
+                f"environment {environment.name!r} needs a sandbox ({declared.level}), and this host was given none"
+            )
+        call = partial(self._sandboxes.open, declared.need, image=declared.image, session=label)
+        return await self.call(call, where=f"{task.id}: sandbox", afterwards=_close_quietly)
 
     async def call(
         self,
@@ -97,7 +124,8 @@ class Host:
 class HostedSession:
     """A live session of author code, as a client sees it."""
 
-    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float) -> None:
+    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
+        self._sandbox = sandbox
         self._session: Any = session
         self._host = host
         self._task = task
@@ -139,6 +167,15 @@ class HostedSession:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
+        try:
+            await self._close_session()
+        finally:
+            if self._sandbox is not None:  # where the author's code still runs, this ends the command that it waits for
+                closing = self._host.call(self._sandbox.close, where=self._where("closing its sandbox"))
+                with contextlib.suppress(EnvironmentFailed, TimeoutError):  # the reaper will find it
+                    await asyncio.wait_for(closing, CLOSE_S)
+
+    async def _close_session(self) -> None:
         if self._call is not None and self._call.running:
             self._call.afterwards = lambda _result: _close_quietly(
                 self._session

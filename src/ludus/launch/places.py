@@ -18,8 +18,10 @@ from ludus.controller.protocol import Described
 from ludus.controller.remote import RemoteClient
 from ludus.environments import registry
 from ludus.environments.environment import Environment
+from ludus.environments.sandboxing import LEVELS, demand
 from ludus.errors import ConfigError, nearest
 from ludus.launch.workers import WorkersClient
+from ludus.sandboxes.provider import Sandboxes
 
 SPARE_S = 60.0
 """What a worker allows a session beyond rollout.session_timeout_s, whose clock is ours: it only ends what we have forgotten."""
@@ -42,11 +44,14 @@ async def make_client(config: RunConfig, *, folder: Path) -> MixedClient:
 def make_environments(config: RunConfig, *, at: Collection[str] = (HERE,)) -> dict[str, Environment]:
     """The Environment objects of the environments at these places."""
     _require_some(config)
-    return {
+    made = {
         name: registry.make(name, source=section.source, options=section.options)
         for name, section in config.environments.items()
         if section.at in at
     }
+    for name, environment in made.items():
+        demand(environment, config.environments[name].sandbox, image=config.environments[name].image)
+    return made
 
 
 def _require_some(config: RunConfig) -> None:
@@ -71,7 +76,9 @@ def read_token(config: RunConfig) -> str:
 
 async def _client_at(place: str, config: RunConfig, *, folder: Path) -> Client:
     if place == HERE:
-        return LocalClient(make_environments(config).values())
+        client = LocalClient(make_environments(config).values(), sandboxes=Sandboxes(run=config.name))
+        await client.prepare()
+        return client
     settings: dict[str, Any] = {
         "wait_s": config.controller.wait_s,
         "session_timeout_s": config.rollout.session_timeout_s + SPARE_S,
@@ -87,6 +94,11 @@ def _check(name: str, config: RunConfig, *, offered: Mapping[str, Described]) ->
     if name not in offered:
         known = ", ".join(sorted(offered)) or "none"
         raise ConfigError(f"no environment {name!r} at {section.at}.{nearest(name, offered)} On offer there: {known}.")
+    if LEVELS.index(section.sandbox) > LEVELS.index(offered[name].sandbox):
+        raise ConfigError(
+            f"environments.{name}.sandbox is {section.sandbox!r}, but at {section.at} it runs in {offered[name].sandbox!r}; "
+            "workers that are started with this run file (`ludus serve worker --run FILE`) give it more"
+        )
     has = offered[name].options
     for key, value in section.options.items() if section.at != HERE else ():
         where = f"environments.{name}.options.{key}"

@@ -15,6 +15,7 @@ from ludus.sandboxes.sandbox import (
     Sandbox,
     checked_path,
     encoded,
+    level_of,
     refusal,
 )
 
@@ -77,11 +78,11 @@ class FakeSandboxes:
     def require(self, need: Need) -> None:
         pass
 
-    def open(self, need: Need, *, session: str = "") -> Sandbox:
+    def open(self, need: Need | str, *, image: str = "", session: str = "") -> Sandbox:
         if self._fails:
             raise SandboxFailed("the fake provider has none, as ordered")
         sandbox = FakeSandbox(answers=self._answers)
-        self.opened.append((need, session, sandbox))
+        self.opened.append((need if isinstance(need, Need) else Need(level_of(need), image=image), session, sandbox))
         return sandbox
 
     def close(self) -> None:

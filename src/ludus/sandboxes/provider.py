@@ -7,9 +7,11 @@ left is removed, and that is repeated every SWEEP_S.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,10 @@ _log = logging.getLogger(__name__)
 
 
 def need_of(declared: Any, *, image: str = "") -> Need:
-    """What an environment declares: a Need, or the name of a level."""
-    return declared if isinstance(declared, Need) else Need(level_of(str(declared)), image=image)
+    """What an environment declares: a Need, or the name of a level. `image` is for one that says none."""
+    if isinstance(declared, Need):
+        return declared if declared.image or not image else dataclasses.replace(declared, image=image)
+    return Need(level_of(str(declared)), image=image)
 
 
 class Sandboxes:
@@ -48,7 +52,7 @@ class Sandboxes:
         self._stop = threading.Event()
 
     def require(self, need: Need) -> None:
-        """Refuses at the start what this machine cannot give."""
+        """Refuses at the start what this machine cannot give; from here on, what dead processes left is removed."""
         driver = detect.driver(need.level)
         if not driver.works:
             raise ConfigError(
@@ -62,9 +66,11 @@ class Sandboxes:
             raise ConfigError(
                 f"the container service has no image {need.image!r}; pull or build it first, e.g. `podman pull {need.image}`"
             )
+        self._begin()
 
-    def open(self, need: Need, *, session: str = "") -> Sandbox:
+    def open(self, need: Need | str, *, image: str = "", session: str = "") -> Sandbox:
         """Started; the caller closes it."""
+        need = need_of(need, image=image)
         self._begin()
         sandbox = self._pool.take(need) if need.level == "container" and self._warm else self._make(need)
         told = Label(sandbox.label.id, sandbox.label.lease, run=self._run, session=session)
@@ -75,8 +81,8 @@ class Sandboxes:
         with self._lock:
             self._stop.set()
             self._pool.close()
-            for sandbox in list(self._live.values()):
-                _quietly(sandbox.close)
+            with ThreadPoolExecutor(max_workers=8) as several:  # a service takes a while to remove a container
+                list(several.map(_quietly, [sandbox.close for sandbox in self._live.values()]))
             if self._holder is not None:
                 self._holder.close()
             if self._api is not None:

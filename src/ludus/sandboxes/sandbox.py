@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol, get_args
 
+from ludus.config import SandboxLevel
 from ludus.errors import ConfigError, nearest
 
-Level = Literal["none", "process", "namespace", "container"]
-LEVELS: tuple[Level, ...] = ("none", "process", "namespace", "container")
+Level = SandboxLevel
+LEVELS: tuple[Level, ...] = get_args(SandboxLevel)
 """From the least contained to the most."""
 FOLDER = "/work"
 """A namespace's or container's own folder: where commands start and relative paths begin."""

@@ -15,7 +15,7 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from ludus.errors import ConfigError, nearest
-from ludus.learning import AlgorithmConfig, CurriculumConfig, HorizonConfig, Section
+from ludus.learning import AlgorithmConfig, CurriculumConfig, HorizonConfig, Section, SpeakersConfig
 
 
 class ModelConfig(Section):
@@ -32,8 +32,6 @@ class ModelConfig(Section):
 
 
 HERE, WORKERS = "here", "workers"
-SandboxLevel = Literal["none", "process", "namespace", "container"]
-"""What a session's untrusted code runs in, from the least contained to the most."""
 
 
 class EnvironmentConfig(Section):
@@ -47,10 +45,6 @@ class EnvironmentConfig(Section):
     """Handed to the environment's constructor, which rejects what it does not know. At a controller they must be what its workers have."""
     at: str = HERE
     """Where its sessions run: here (this process), workers (processes that the run starts and stops itself), or a controller's URL."""
-    sandbox: SandboxLevel = "none"
-    """What its untrusted code runs in at least. Where the environment itself declares more, that holds."""
-    image: str = ""
-    """Of its container, in place of the environment's own."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> EnvironmentConfig:
@@ -62,8 +56,6 @@ class EnvironmentConfig(Section):
             )
         if remote and "@" in self.at:
             raise ValueError("at holds a password, which would be stored with the run; see controller.token_file")
-        if remote and self.image:
-            raise ValueError(f"image is {self.image!r} with at {self.at!r}, whose workers have their own; leave it out")
         if remote and self.source:
             raise ValueError(
                 f"source is {self.source!r} with at {self.at!r}, whose workers have their own; leave it out"
@@ -233,6 +225,7 @@ class RunConfig(Section):
     curriculum: CurriculumConfig = CurriculumConfig()
     horizons: dict[str, HorizonConfig] = {}
     """By environment: how its limit on turns grows. Without one it is max_turns throughout."""
+    speakers: SpeakersConfig = SpeakersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     trainer: TrainerConfig = TrainerConfig()
     sft: SftConfig = SftConfig()
@@ -265,10 +258,19 @@ class RunConfig(Section):
                 f"rollout.group_size is 1 with algorithm.advantage {algorithm.advantage!r}, which compares attempts with each other; "
                 "use at least 2, or advantage 'reward' or 'return_to_go'"
             )
+        corrected = algorithm.centre == "behaviour" or algorithm.importance_cap or algorithm.foreign == "mask"
+        if self.speakers.others and not corrected:
+            raise ValueError(
+                "speakers beside the current policy would be trained without a correction for who spoke: set algorithm.importance_cap, "
+                "centre 'behaviour', or foreign 'mask'"
+            )
+        if algorithm.foreign == "mask" and not self.speakers.others:
+            raise ValueError("algorithm.foreign is 'mask', but only the current policy speaks; set speakers.stale too")
+        bound = bound or bool(self.speakers.others and algorithm.foreign == "train")
         if algorithm.loss == "reinforce" and algorithm.centre == "behaviour" and bound:
             raise ValueError(
-                f"algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; "
-                f"with pipeline.max_staleness {bound} use loss 'clip' or 'cispo', or centre 'old' with an importance_cap"
+                "algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; above "
+                "pipeline.max_staleness 0 use loss 'clip' or 'cispo', or centre 'old' with an importance_cap"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""How a run learns: the knobs of [algorithm], [curriculum] and [horizons], a part of `config`'s tree.
+"""How a run learns: the knobs of [algorithm], [curriculum], [horizons] and [speakers], a part of `config`'s tree.
 
 Promise: a key that the others switch off is refused, and what follows from another key is written out in the resolved run.
 """
@@ -59,6 +59,34 @@ class HorizonConfig(Section):
         return self
 
 
+class SpeakersConfig(Section):
+    stale: float = Field(default=0.0, ge=0, lt=1)
+    """Chance that an older copy of the policy speaks (cross-policy sampling, 0.25 in AgentRL). Evaluation is always by the newest."""
+    stale_every: int = Field(default=25, gt=0)
+    """Optimiser steps between two refreshes of that copy."""
+    reference: float = Field(default=0.0, ge=0, lt=1)
+    """Chance that the model the run started with speaks."""
+    draw: Literal["turn", "session"] = "turn"
+    """Who speaks is drawn for every turn, or once for a whole session."""
+
+    @property
+    def others(self) -> dict[str, float]:
+        """The policies that speak beside the current one, with their chances."""
+        return {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
+
+    @model_validator(mode="after")
+    def _somebody_else_speaks(self) -> SpeakersConfig:
+        if self.stale + self.reference >= 1:
+            raise ValueError(
+                f"speakers.stale {self.stale} and speakers.reference {self.reference} leave no turn to the current policy"
+            )
+        if not self.stale and self.stale_every != 25:
+            raise ValueError("speakers.stale_every counts only with speakers.stale; leave it out")
+        if not self.others and self.draw != "turn":
+            raise ValueError("speakers.draw counts only with speakers.stale or speakers.reference; leave it out")
+        return self
+
+
 class AlgorithmConfig(Section):
     advantage: Literal["group", "leave_one_out", "reward", "return_to_go", "gigpo"] = "group"
     """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
@@ -104,6 +132,8 @@ class AlgorithmConfig(Section):
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Distance to the model the run started with: taken off the advantage (k1), or a loss term (k2, k3)."""
     kl_weight: float = Field(default=0.0, ge=0)
+    foreign: Literal["train", "mask"] = "train"
+    """Tokens of [speakers] other than the current policy: trained with their own speaker's logprob as the behaviour policy, or left out."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Bonus for the entropy of the next-token distribution."""
 

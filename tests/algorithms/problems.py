@@ -63,6 +63,28 @@ def mean_gradient(algorithm, logits, outcomes, *, spoken_with=None, size=2):
     return total
 
 
+def mean_gradient_of_mixture(algorithm, logits, other, outcomes, *, share, draw):
+    """The same for pairs whose turns are spoken by `other` with chance `share`, drawn for every turn or once per session."""
+    tables = [table(torch.tensor(logits)), table(torch.tensor(other))]
+    num_turns = len(outcomes[0][0])
+    coins = itertools.product(ARMS, repeat=num_turns) if draw == "turn" else [(arm,) * num_turns for arm in ARMS]
+    sessions = []
+    for tossed in list(coins):
+        luck = math.prod(share if coin else 1 - share for coin in (tossed if draw == "turn" else tossed[:1]))
+        for said, rewards in outcomes:
+            logprobs = [[float(tables[coin][t]) for t in own] for coin, own in zip(tossed, said, strict=True)]
+            likelihood = luck * math.exp(sum(map(sum, logprobs)))
+            sessions.append((likelihood, make_conversation(said, rewards, logprobs=logprobs)))
+    total = np.zeros(len(logits))
+    for (p, first), (q, second) in itertools.product(sessions, repeat=2):
+        sequences = algorithm.batch([group_of([first, second])]).sequences
+        if sequences:
+            leaf = torch.tensor(logits, requires_grad=True)
+            loss_of(algorithm, sequences, policy=table(leaf)).backward()
+            total += p * q * leaf.grad.numpy()
+    return total
+
+
 def _played(outcome, behaviour, *, name):
     said, rewards = outcome
     logprobs = [[float(behaviour[token]) for token in own] for own in said]

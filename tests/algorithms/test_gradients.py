@@ -1,5 +1,6 @@
 """Gradients in closed form: what a combination claims about its mean is checked over every outcome, and so is its documented bias."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +9,17 @@ import torch
 
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, load_config
+from ludus.errors import TrainerFailed
 from tests.algorithms.examples import group_of, make_conversation
-from tests.algorithms.problems import loss_of, mean_gradient, pulls, table, true_gradient, walks
+from tests.algorithms.problems import (
+    loss_of,
+    mean_gradient,
+    mean_gradient_of_mixture,
+    pulls,
+    table,
+    true_gradient,
+    walks,
+)
 
 LOGITS = (0.4, -0.3, 0.8)
 ELSEWHERE = (-1.5, 0.2, 0.1)
@@ -166,3 +176,40 @@ def test_every_presets_mean_gradient_is_exactly_what_it_claims(preset):
     p = 1 / (1 + np.exp(-LOGITS[0]))
     spread = 0.7 if preset.stem in UNBIASED else 1.0  # the difference of the two rewards, or what is left of it
     assert mean_gradient(recipe, LOGITS, pulls()) == pytest.approx([-p * (1 - p) * spread, 0, 0], abs=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ cross-policy sampling
+
+
+@pytest.mark.parametrize("draw", ["turn", "session"])
+def test_with_two_speakers_weights_by_each_tokens_own_speaker_give_the_true_gradient(draw):
+    """Every coin and every outcome enumerated. On the walk the whole sequence's weight is exact also where both speak in one session."""
+
+    def weighed(**knobs):
+        return mean_gradient_of_mixture(
+            algorithm(advantage="leave_one_out", **knobs), LOGITS, ELSEWHERE, walks(), share=0.25, draw=draw
+        )
+
+    exact = weighed(importance_cap=1e6, importance="sequence")
+    assert exact == pytest.approx(PER_TOKEN, abs=1e-6)
+    assert weighed(importance_cap=0) != pytest.approx(PER_TOKEN, abs=1e-3)
+
+
+def test_masked_foreign_tokens_have_no_part_in_loss_or_denominator():
+    talks = [make_conversation([[1], [3, 4]], [0.0, reward], name=f"t{reward}") for reward in (0.0, 1.0)]
+    mixed = [replace(talk, turns=(replace(talk.turns[0], policy="stale"), talk.turns[1])) for talk in talks]
+    masked = algorithm(foreign="mask").batch([group_of(mixed)]).sequences
+    assert [s.ids[s.sampled].tolist() for s in masked] == [[3, 4], [3, 4]]
+    assert sum(s.weights.sum() for s in masked) == pytest.approx(1)
+    assert masked[0].ids is talks[0].sequences[0].ids, "still known by its trajectory"
+    trained = algorithm(foreign="train").batch([group_of(mixed)]).sequences
+    assert [s.num_sampled for s in trained] == [3, 3]
+
+
+def test_what_is_masked_needs_no_logprobs():
+    silent = make_conversation([[1], [3]], [0.0, 1.0], logprobs=[[float("nan")], [-1.0]])
+    silent = replace(silent, turns=(replace(silent.turns[0], policy="outside"), silent.turns[1]))
+    group = group_of([silent, make_conversation([[1], [3]], [0.0, 0.0])])
+    assert len(algorithm(foreign="mask").batch([group]).sequences) == 2
+    with pytest.raises(TrainerFailed, match="lacks the logprob of 1"):
+        algorithm().batch([group])

@@ -8,7 +8,7 @@
 
 Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several optimiser steps per batch. With one step
 per batch p_old is p itself, so around `old` the ratio is 1 and the clip idles: the importance weights are what bounds the step there.
-A token spoken by another policy than the current one trains like any other, weighed by its own speaker's logprob.
+A token spoken by another policy than the current one trains like any other, with its own speaker's logprob as p_behaviour, or is masked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ludus.algorithms.normalisation import whiten, whiten_by
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.config import AlgorithmConfig
 from ludus.errors import TrainerFailed
-from ludus.types import Batch, Group, Sequence, Trajectory, frozen_array
+from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class PolicyGradient:
 
     def batch(self, groups: Seq[Group]) -> Batch:
         """An empty batch (no sequences) when the filter keeps no group: there is nothing to learn from it."""
+        if self.config.foreign == "mask":
+            groups = [replace(group, trajectories=tuple(map(_own_words, group.trajectories))) for group in groups]
         for group in groups:
             for trajectory in group.trajectories:
                 _check(trajectory)
@@ -204,6 +206,18 @@ def _reference(tokens: Tokens) -> Tensor:
 def _rows(tokens: Tokens) -> Tensor:
     assert tokens.rows is not None, "a sequence ratio needs to know which sequence a token belongs to"
     return tokens.rows
+
+
+def _own_words(trajectory: Trajectory) -> Trajectory:
+    """Tokens that another policy spoke become context: read, not trained, in no denominator."""
+    foreign = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
+    if not foreign:
+        return trajectory
+    masked = (
+        replace(sequence, sampled=frozen_array(sequence.sampled & ~np.isin(sequence.turns, foreign), np.bool_))
+        for sequence in trajectory.sequences
+    )
+    return replace(trajectory, sequences=tuple(masked))
 
 
 def _check(trajectory: Trajectory) -> None:

@@ -16,6 +16,7 @@ from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
+from ludus.launch.speakers import OtherSpeakers
 from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
@@ -25,6 +26,7 @@ from ludus.store.report import write_report
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
+from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
 from ludus.weights.memory import MemoryChannel
 
@@ -80,6 +82,9 @@ class _Training:
             entropy_gradient=self.config.algorithm.entropy_weight > 0,
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
+        self.speakers = OtherSpeakers(
+            self.config.speakers, engine=self.engine, channel=self.channel, seed=self.config.seed
+        )
         self.last_report: dict[str, Any] | None = None
 
     async def prepare(self, checkpoint: Path | None) -> None:
@@ -87,10 +92,13 @@ class _Training:
         parts = self.parts
         if self.config.evaluation.every:
             await held_out(parts)
-        state = self.trainer.restore(checkpoint).state if checkpoint else None
+        restored = self.trainer.restore(checkpoint) if checkpoint else None
         version = self.trainer.publish()
         await self.engine.load(version)
         await self.engine.add_policy(EVALUATION, version=version)
+        await self.speakers.prepare(
+            version=version, checkpoint=restored, start=lambda: named_tensors(parts.load_model())
+        )
         tasks = await parts.tasks("train")
         self.loop = Loop(
             self.config,
@@ -100,7 +108,7 @@ class _Training:
                 seed=self.config.seed,
                 curriculum=self.config.curriculum,
             ),
-            arena=make_arena(parts, PolicySpeaker(self.engine)),
+            arena=make_arena(parts, self.speakers.speaker()),
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
@@ -109,9 +117,10 @@ class _Training:
             probe_tolerance=parts.probe_tolerance,
             evaluate=self.evaluate,
             checkpoint=self.checkpoint,
+            refresh=self.speakers.refresh,
         )
-        if state is not None:
-            self.loop.restore(state["loop"])
+        if restored is not None:
+            self.loop.restore(restored.state["loop"])
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)
@@ -150,7 +159,11 @@ class _Training:
 
     def checkpoint(self, state: dict[str, Any]) -> None:
         self.trainer.save(
-            self.recorder.folder.path, state={"loop": state}, files={}, keep=self.config.store.keep_checkpoints
+            self.recorder.folder.path,
+            state={"loop": state, "speakers": self.speakers.state()},
+            files={},
+            keep=self.config.store.keep_checkpoints,
+            tensors=self.speakers.tensors(),
         )
 
 

@@ -62,6 +62,8 @@ class Trainer(Protocol):
 
 Evaluate = Callable[[int], Awaitable[object]]
 """Plays the held-out tasks with the published version and records the result; runs beside training, and ends before run() does."""
+Refresh = Callable[[int], Awaitable[None]]
+"""Loads the version into whichever other policies are due for it."""
 Checkpoint = Callable[[dict[str, Any]], None]
 """Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
 T = TypeVar("T")
@@ -82,12 +84,13 @@ class Loop:
         probe_tolerance: float,
         evaluate: Evaluate | None = None,
         checkpoint: Checkpoint | None = None,
+        refresh: Refresh | None = None,
     ) -> None:
         self.config, self.pipeline = config, config.pipeline
         self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
         self.algorithm, self.recorder = algorithm, recorder
         self.probe_ids, self.probe_tolerance = list(probe_ids), probe_tolerance
-        self.evaluate, self.checkpoint = evaluate, checkpoint
+        self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
         self.horizons = Horizons(config.horizons)
         self.loaded_version = trainer.version
@@ -253,6 +256,8 @@ class Loop:
         version = await self._in_trainer(self.trainer.publish)
         await self.engine.load(version)
         self.loaded_version = version
+        if self.refresh is not None:
+            await self.refresh(version)
         return await self.probe()
 
     async def probe(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from ludus.types import Batch, Group, Trajectory
+from ludus.types import CURRENT, Batch, Group, Trajectory
 
 
 def step_metrics(groups: Sequence[Group], batch: Batch, *, version: int) -> dict[str, float]:
@@ -20,11 +20,18 @@ def step_metrics(groups: Sequence[Group], batch: Batch, *, version: int) -> dict
         "staleness/max": float(max(staleness)),
         "tokens/batch": float(batch.num_tokens),
         "tokens/generated": float(sum(t.num_sampled for t in trajectories)),
+        "tokens/foreign": _foreign_share(trajectories),
         "trajectories/trained": float(len(trajectories)),
         "trajectories/forks": float(sum(t.num_forks for t in trajectories)),
         "time/generate_s": sum(turn.generate_s for t in trajectories for turn in t.turns),
         "time/environment_s": sum(turn.act_s for t in trajectories for turn in t.turns),
     }
+
+
+def _foreign_share(trajectories: Iterable[Trajectory]) -> float:
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    foreign = sum(turn.num_tokens for turn in turns if turn.policy != CURRENT)
+    return foreign / max(1, sum(turn.num_tokens for turn in turns))
 
 
 def kept_shares(groups: Sequence[Group], counts: Mapping[str, int]) -> dict[str, float]:

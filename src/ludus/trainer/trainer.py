@@ -196,16 +196,26 @@ class Trainer:
 
     # -------------------------------------------------------------------------------------------- checkpoints
 
-    def save(self, run_folder: str | Path, *, state: Mapping[str, Any], files: Mapping[str, bytes], keep: int) -> Path:
-        """Writes RUN_FOLDER/checkpoints/step-N with the caller's `state` and `files` beside the trainer's own, keeps the newest."""
+    def save(
+        self,
+        run_folder: str | Path,
+        *,
+        state: Mapping[str, Any],
+        files: Mapping[str, bytes],
+        keep: int,
+        tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> Path:
+        """Writes RUN_FOLDER/checkpoints/step-N with the caller's `state`, `files` and `tensors` beside its own, keeps the newest."""
         folder = checkpoint_folder(run_folder, self.steps)
-        tensors = {
+        own = {
             "model": named_tensors(self.model),
             "optimizer": optimizer_tensors(self._optimizer, self.model),
             "rng": rng_states(self.model.device),
         }
         counters = {"steps": self.steps, "version": self.version}
-        save_checkpoint(folder, tensors=tensors, state={**state, "trainer": counters}, files=files, keep=keep)
+        save_checkpoint(
+            folder, tensors={**own, **(tensors or {})}, state={**state, "trainer": counters}, files=files, keep=keep
+        )
         return folder
 
     def restore(self, folder: str | Path) -> Checkpoint:

@@ -1,0 +1,131 @@
+"""Cross-policy sampling end to end: real engine, real trainer, a small model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from ludus.config import parse_config
+from ludus.engines.embedded import EmbeddedEngine
+from ludus.errors import ConfigError
+from ludus.launch import local
+from ludus.models.load import load_model
+from ludus.trainer.checkpoint import checkpoint_folder
+from ludus.trainer.state import load_weights
+from tests.e2e.runs import make_config, run
+from tests.trainer.examples import make_trainer
+
+SPEAKERS = {"stale": 0.4, "stale_every": 2, "reference": 0.2}
+TOLERANCE = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _without_plots(monkeypatch):
+    monkeypatch.setattr(local, "write_report", lambda folder: folder.report_file)
+
+
+def config_of(folder, model, **sections):
+    return make_config(
+        folder,
+        model,
+        **{
+            "speakers": SPEAKERS,
+            "engine": {"deterministic": True},
+            "trainer": {"lr": 1e-2},
+            "pipeline": {"steps": 5},
+            "store": {"checkpoint_every": 1, "keep_checkpoints": 9},
+            **sections,
+        },
+    )
+
+
+def test_every_tokens_logprob_is_its_own_speakers_and_evaluation_is_by_the_newest_alone(
+    small_model, tmp_path, monkeypatch
+):
+    spoken = []
+    generate = EmbeddedEngine.generate
+
+    async def recording(self, ids, *, sampling, session_id, policy="current"):
+        completion = await generate(self, ids, sampling=sampling, session_id=session_id, policy=policy)
+        spoken.append((session_id, policy))
+        return completion
+
+    monkeypatch.setattr(EmbeddedEngine, "generate", recording)
+    config = config_of(tmp_path, small_model, evaluation={"every": 5, "num_tasks": 2})
+    folder = run(config)
+
+    trainer = make_trainer(load_model(small_model, device=torch.device("cpu"), dtype=torch.float32))
+
+    def logprobs(ids, version):
+        if version:
+            place = checkpoint_folder(config.folder, version)
+            load_weights(trainer.model, load_file(place / "model.safetensors"), folder=place)
+        else:
+            load_weights(trainer.model, load_file(small_model / "model.safetensors"), folder=small_model)
+        return np.array([0.0, *trainer.logprobs(ids)])
+
+    speakers = set()
+    for stored in folder.read_trajectories():
+        if stored.split != "train":
+            assert {turn.policy for turn in stored.trajectory.turns} == {"evaluation"}
+            continue
+        for turn in stored.trajectory.turns:
+            speakers.add((turn.policy, turn.version))
+            for sequence in stored.trajectory.sequences:
+                own = sequence.sampled & (sequence.turns == turn.index)
+                gap = np.abs(logprobs(sequence.ids, turn.version) - sequence.logprobs)[own]
+                assert gap.max(initial=0) < TOLERANCE
+    assert {version for policy, version in speakers if policy == "reference"} == {0}
+    assert {version for policy, version in speakers if policy == "stale"} == {0, 2, 4}
+    assert {version for policy, version in speakers if policy == "current"} == {0, 1, 2, 3, 4}
+    assert {policy for session, policy in spoken if session.startswith("eval")} == {"evaluation"}
+    foreign = [line["tokens/foreign"] for line in folder.metrics()]
+    assert 0.2 < np.mean(foreign) < 0.9
+
+
+def test_a_resumed_run_has_the_stale_policy_it_would_have_had(small_model, tmp_path):
+    sections = {"speakers": {**SPEAKERS, "stale_every": 3}}
+    through = run(config_of(tmp_path / "through", small_model, **sections))
+    loops = []
+
+    def stop_at_4(kind, fields):
+        if kind == "metrics" and fields["step"] == 4:
+            loops[0].stop()
+
+    config = config_of(tmp_path / "cut", small_model, **sections)
+    run(config, listeners=[stop_at_4], on_loop=loops.append)
+    resumed = run(config, resume=True)
+    ours, theirs = (load_file(folder.export / "model.safetensors") for folder in (resumed, through))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_without_others_nothing_changes(small_model, tmp_path):
+    plain = run(config_of(tmp_path / "a", small_model, speakers={}, pipeline={"steps": 2}))
+    assert {turn.policy for stored in plain.read_trajectories() for turn in stored.trajectory.turns} == {"current"}
+    assert [line["tokens/foreign"] for line in plain.metrics()] == [0, 0]
+    assert not (checkpoint_folder(plain.path, 2) / "stale.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"speakers": {"stale": 0.6, "reference": 0.5}}, "leave no turn to the current policy"),
+        ({"speakers": {"stale_every": 3}}, "only with speakers.stale"),
+        ({"speakers": {"draw": "session"}}, "only with speakers.stale or"),
+        ({"speakers": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for who spoke"),
+        ({"algorithm": {"foreign": "mask"}}, "only the current policy speaks"),
+        (
+            {
+                "speakers": {"stale": 0.2},
+                "algorithm": {"loss": "reinforce", "centre": "behaviour"},
+                "pipeline": {"max_staleness": 0},
+            },
+            "unclipped importance sampling",
+        ),
+    ],
+)
+def test_speakers_that_cannot_be_honoured_are_refused(sections, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_config(sections)

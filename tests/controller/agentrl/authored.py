@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 
 from agentrl.worker.task import Session, Task
@@ -54,6 +56,8 @@ class Double(Task):
                     return TaskSampleExecutionResult(status=status)
                 if not text.strip().isdigit():
                     status = SampleStatus.AGENT_VALIDATION_FAILED
+                if text == "die":
+                    os.kill(os.getpid(), signal.SIGKILL)
                 if text == "fail":
                     raise RuntimeError("the class fails")
                 told = {key: value for key, value in heard.items() if key != "role"}
@@ -109,7 +113,7 @@ class Sleeper(Task):
 
     def sync_start_sample(self, index, session: Session) -> TaskSampleExecutionResult:
         session.sync_action({"role": "user", "content": "say for how long"})
-        time.sleep(1.5)
+        time.sleep(0.8)
         session.sync_action({"role": "user", "content": "that was long"})
         return TaskSampleExecutionResult(status=SampleStatus.COMPLETED)
 

@@ -1,46 +1,48 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.controller.agentrl.peers import HERE, Plane, free_port, process, until, worker_command
+from tests.controller.agentrl.peers import HERE, Plane, free_port, processes, until
 
 CONFIG = """
 double-std: {module: authored.Double, parameters: {name: double-std, concurrency: 3}}
 stream-std: {module: authored.Double, parameters: {name: stream-std, concurrency: 3}}
+shelf: {module: authored.Shelf, parameters: {name: shelf, concurrency: 1}}
+deaf: {module: authored.Deaf, parameters: {name: deaf, concurrency: 2}}
+sleeper: {module: authored.Sleeper, parameters: {name: sleeper, concurrency: 1}}
+polite: {module: authored.Polite, parameters: {name: polite, concurrency: 1}}
+worded: {module: authored.Double, parameters: {name: worded, strings: true, concurrency: 2}}
+many-env_train: {module: authored.Double, parameters: {name: many-env_train, num_tasks: 11000, concurrency: 4}}
+victim: {module: authored.Double, parameters: {name: victim, concurrency: 2}}
 """
-HOSTED = ("shelf", "deaf", "sleeper", "polite", "many-env_train", "worded")
+BY_STREAM = {"stream-std"}
 
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A controller with AgentRL's workers: two of them as their command line starts them, over HTTP and gRPC, the others in one process."""
+    """A controller with AgentRL's workers, each a process of its own as their command line starts it, one of them over gRPC."""
     folder = tmp_path_factory.mktemp("agentrl")
     config = folder / "tasks.yaml"
     config.write_text(CONFIG)
-    with Plane() as plane, ExitStack() as stack:
-        hosted = [f"{name}={free_port()}" for name in HOSTED]
-        for log, command in {
-            "http": worker_command("double-std", controller=plane.api, config=config),
-            "grpc": worker_command("stream-std", controller=plane.grpc, config=config),
-            "host": [sys.executable, str(HERE / "host.py"), plane.api, *hosted],
-        }.items():
-            stack.enter_context(process(*command, log=folder / f"{log}.log"))
+    with Plane() as plane:
+        names = [line.partition(":")[0] for line in CONFIG.strip().splitlines()]
+        lines = [f"{n} {config} {plane.grpc if n in BY_STREAM else plane.api} {free_port()}" for n in names]
         plane.folder = folder
-        yield plane
+        told = "".join(f"{line}\n" for line in lines)
+        with processes(sys.executable, str(HERE / "host.py"), log=folder / "workers.log", told=told):
+            yield plane
 
 
-@pytest.fixture
-def has(plane: Plane):
+@pytest.fixture(scope="session")
+def has(plane: Plane) -> Callable[[str], Plane]:
     """Waits until the worker of this name is here."""
 
     def has(name: str) -> Plane:
-        until(
-            lambda: plane.worker(name) and plane.worker(name).id in plane.controller.roster.seats, what=f"worker {name}"
-        )
+        here = plane.controller.roster.seats
+        until(lambda: plane.worker(name) and plane.worker(name).id in here, what=f"worker {name}")
         return plane
 
     return has

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,38 @@ import httpx
 from ludus.controller.agentrl.front import FrontDoor
 from ludus.controller.server import Controller, Settings
 from ludus.controller.serving import serving
+from ludus.controller.worker import Worker
+from ludus.environments import Reply, make
+from ludus.environments.author import AuthoredEnvironment
 
 HERE = Path(__file__).parent
 
 
-class Plane:
-    """A controller with its own loop and thread; `call` runs a coroutine function there."""
+class Half:
+    """Double the number. Thinking pays a half, the answer another."""
 
-    def __init__(self, **settings: Any) -> None:
+    max_turns = 4
+
+    def tasks(self, split: str) -> list[dict[str, int]]:
+        return [{"number": number} for number in range(6)] if split == "test" else []
+
+    def setup(self, task: dict[str, int], rng: Any) -> str:
+        self.number = task["number"]
+        return f"number {self.number}"
+
+    def act(self, text: str) -> Reply | str:
+        if text == "fail":
+            raise RuntimeError("the environment fails")
+        if text == "let me think":
+            return Reply("part one", reward=0.5)
+        return Reply("right", reward=0.5, done=True) if text == str(2 * self.number) else "wrong"
+
+
+class Plane:
+    """A controller and a worker of ours, with their own loop and thread; `call` runs a coroutine function there."""
+
+    def __init__(self, *, ours: bool = True, **settings: Any) -> None:
+        self._ours = ours
         self.url = ""
         self.controller: Controller
         self.door: FrontDoor
@@ -46,8 +70,19 @@ class Plane:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with serving(self._settings) as served:
             self.controller, self.url, self.door = served.controller, served.url, served.door
-            self._ready.set()
-            await self._stop.wait()
+            async with self._worker_of_ours() if self._ours else nullcontext():
+                self._ready.set()
+                await self._stop.wait()
+
+    @asynccontextmanager
+    async def _worker_of_ours(self) -> AsyncIterator[None]:
+        worker = Worker([AuthoredEnvironment(Half), make("guess")], controller=self.url, slots=4)
+        running = asyncio.create_task(worker.run())
+        while not self.controller.roster.seats:
+            await asyncio.sleep(0.01)
+        yield
+        worker.stop()
+        await running
 
     def __enter__(self) -> Plane:
         self._thread.start()
@@ -78,7 +113,7 @@ class Plane:
 
     def num_sessions(self, name: str) -> int:
         """That their own worker counts as running."""
-        return len(self.call(self.worker(name)._there))
+        return len(self.call(self.worker(name).there))
 
 
 def free_port() -> int:
@@ -88,23 +123,27 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(*command: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def processes(*command: str, log: Path, told: str = "") -> Iterator[subprocess.Popen[bytes]]:
+    """A program and whatever it starts; all of it is killed at the end."""
     environment = os.environ | {"PYTHONPATH": str(HERE)}
     with log.open("wb") as out:
-        started = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=log.parent, env=environment)
+        started = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            cwd=log.parent,
+            env=environment,
+            start_new_session=True,
+        )
+    assert started.stdin is not None
+    with started.stdin as stdin:
+        stdin.write(told.encode())
     try:
         yield started
     finally:
-        started.kill()
+        os.killpg(started.pid, signal.SIGKILL)
         started.wait()
-
-
-def worker_command(name: str, *, controller: str, config: Path, port: int = 0) -> list[str]:
-    port = port or free_port()
-    return [
-        *(sys.executable, "-m", "agentrl.worker", name, "--config", str(config), "--controller", controller),
-        *("--self", f"http://127.0.0.1:{port}/api", "--host", "127.0.0.1", "--port", str(port)),
-    ]
 
 
 def until(holds: Callable[[], Any], *, limit_s: float = 40.0, what: str = "it") -> Any:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from ludus.controller.agentrl import workers
 from ludus.controller.remote import RemoteClient
-from ludus.errors import ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout
+from ludus.errors import ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Task, ToolCall
-from tests.controller.agentrl.peers import Plane, until
+from tests.controller.agentrl.peers import Api, Plane, until
 
 BOTH = pytest.mark.parametrize("name", ["double-std", "stream-std"], ids=["http", "grpc"])
 
@@ -151,7 +152,9 @@ def test_a_class_that_handles_being_cancelled_is_cancelled(has):
     assert plane.worker("polite")._cancels
 
 
-def test_a_slot_that_nothing_can_free_is_taken_out_of_the_roster(has):
+def test_a_slot_that_nothing_can_free_is_taken_out_of_the_roster(has, monkeypatch):
+    monkeypatch.setattr(workers, "NOTICE_S", 0.3)
+
     async def play(client: RemoteClient) -> None:
         session = await client.open(await task_of(client, "deaf"), seed=0)
         await session.start()
@@ -185,7 +188,7 @@ def test_a_whole_history_that_is_sent_again_is_read_as_its_news(has):
 
 def test_a_turn_that_takes_too_long_is_a_timeout_and_frees_its_slot_later(has):
     async def play(client: RemoteClient) -> None:
-        session = await client.open(await task_of(client, "sleeper"), seed=0, timeout_s=0.3)
+        session = await client.open(await task_of(client, "sleeper"), seed=0, timeout_s=0.2)
         await session.start()
         with pytest.raises(TurnTimeout):
             await session.act(Action("a while"))
@@ -225,12 +228,36 @@ def test_a_session_that_their_worker_has_lost_ends_as_failed(has):
     with_client(plane, play)
 
 
-def test_their_worker_refuses_a_turn_with_a_500_and_the_next_calls_do_not_notice(has):
+def test_after_a_500_of_their_worker_the_next_calls_do_not_notice(has):
+    """It closes the connection of a 500 without saying so; a session that gets one ends, and no other is handed that connection."""
     plane = has("worded")
-    wire = plane.worker("worded").wire
-    assert plane.call(wire.call, "start_sample", {"index": "n0", "session_id": 7}).status == 200
+    api = Api(plane.api)
     for _ in range(20):
-        assert plane.call(wire.call, "interact", {"session_id": 7, "messages": []}).status == 500
-        assert plane.call(wire.call, "get_sessions").body["7"] == "n0"
-    plane.call(plane.door.fleet.reconcile)  # nobody plays it, so it is ended
-    until(lambda: plane.num_sessions("worded") == 0, what="the end of a session that nobody plays")
+        number, _ = api.start("worded", "n0")
+        assert "500" in api.say(number).json()["result"]
+    assert plane.num_sessions("worded") == 0
+
+
+def test_a_session_there_that_nobody_plays_is_ended(has):
+    plane = has("worded")
+    assert plane.call(plane.worker("worded").wire.call, "start_sample", {"index": "n0", "session_id": 7}).status == 200
+    plane.call(plane.door.fleet.reconcile)
+    until(lambda: plane.num_sessions("worded") == 0, what="its end")
+    until(lambda: plane.worker("worded").slots == 2, what="its slot")
+
+
+def test_a_worker_that_is_killed_is_lost_and_its_sessions_end_as_failed(has):
+    async def play(client: RemoteClient) -> None:
+        task = await task_of(client, "victim")
+        other, session = await client.open(task, seed=0), await client.open(task, seed=0)
+        await other.start()
+        await session.start()
+        with pytest.raises(WorkerLost):
+            await session.act(Action("die"))
+        with pytest.raises(LudusError, match="lost"):
+            await other.act(Action("0"))
+
+    plane = has("victim")
+    with_client(plane, play)
+    assert plane.worker("victim") is None
+    assert plane.controller.roster.hosts("victim") == []

@@ -21,11 +21,11 @@ from ludus.controller.agentrl.wires import HttpWire, Wire
 from ludus.controller.agentrl.workers import AgentrlWorker
 from ludus.controller.protocol import Described, Ended, Register, decode
 from ludus.controller.server import Controller
-from ludus.errors import ConfigError, LudusError, describe
+from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 
 RECONCILE_S = 4.0
 """How often a worker is asked what it has: also what tells that it is alive, for their own beats come every 8 s only."""
-REACH_S = 3.0
+REACH_S = 6.0
 """A worker that starts beats before it listens."""
 _log = logging.getLogger(__name__)
 
@@ -123,12 +123,16 @@ class Fleet:
 
     async def _reach(self, worker: AgentrlWorker) -> None:
         give_up = asyncio.get_running_loop().time() + REACH_S
-        while not await worker.ping():
-            if asyncio.get_running_loop().time() > give_up:
-                await worker.dismiss()
-                raise ConfigError(
-                    f"{worker.id} beats, but cannot be called from here; is the address it gives with -s right?"
-                )
+        while True:
+            try:
+                await worker.there(limit_s=REACH_S)
+                return
+            except (LudusError, TimeoutError) as error:
+                if asyncio.get_running_loop().time() > give_up:
+                    await worker.dismiss()
+                    raise ConfigError(
+                        f"{worker.id} beats, but cannot be called from here; is the address it gives with -s right? ({describe(error)})"
+                    ) from None
             await asyncio.sleep(0.1)
 
     def _seat(self, worker: AgentrlWorker) -> None:
@@ -174,11 +178,13 @@ class Fleet:
             try:
                 await self._reconcile(worker)
                 failures = 0
-            except (LudusError, TimeoutError) as error:
+            except WorkerLost as error:
                 failures += 1
                 if failures == 2:
-                    self.lose(worker, f"it does not answer ({describe(error)})")
+                    self.lose(worker, str(error))
                     return
+            except (LudusError, TimeoutError):
+                pass  # busy; if it stays silent, the roster gives it up
 
     async def _reconcile(self, worker: AgentrlWorker) -> None:
         vanished = await worker.reconcile()

@@ -100,4 +100,5 @@ class HttpWire:
     def _new_pool(self) -> _Pool:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        return _Pool(httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False))
+        secure = self.address.startswith("https:")  # reading the certificates takes longer than many calls
+        return _Pool(httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, verify=secure))

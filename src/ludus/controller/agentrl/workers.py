@@ -29,7 +29,10 @@ END_S = 5.0
 """How long a session may take to end by itself, before it is cancelled. All of it must fit into the controller's patience."""
 NOTICE_S = 1.5
 """How long a cancelled session may take to be gone, before its slot counts as stuck."""
-PING_S = 1.5
+ASK_S = 1.5
+"""How long a worker may take to answer while a session of it ends."""
+BUSY_S = 10.0
+"""How long it may take otherwise: their classes block the loop now and then."""
 MAX_NONSENSE = 64
 NONSENSE: tuple[Json, ...] = (
     {"role": "assistant", "content": [0], "tool_calls": [{}]},  # their worker does not look inside
@@ -231,10 +234,14 @@ class AgentrlWorker:
 
     async def _explained(self, error: WorkerLost, played: Played) -> LudusError:
         """A broken connection is this session's loss; a worker that cannot be reached at all is everybody's."""
-        if await self.ping():
-            return EnvironmentFailed(f"{played.task.id}: the connection broke, and the answer is lost ({error})")
-        self._left(self, str(error))
-        return error
+        try:
+            await self.there(limit_s=ASK_S)
+        except WorkerLost:
+            self._left(self, str(error))
+            return error
+        except (TimeoutError, EnvironmentFailed):
+            pass  # busy, but there
+        return EnvironmentFailed(f"{played.task.id}: the connection broke, and the answer is lost ({error})")
 
     def _find(self, session_id: str) -> Played:
         played = self.sessions.get(session_id)
@@ -288,7 +295,7 @@ class AgentrlWorker:
         return False
 
     async def _cancelled(self, played: Played) -> bool:
-        async with asyncio.timeout(PING_S):
+        async with asyncio.timeout(ASK_S):
             answer = await self.wire.call("cancel_with_notice", {"session_id": played.number})
         if UNKNOWN in answer.detail:
             return True
@@ -296,18 +303,19 @@ class AgentrlWorker:
             async with asyncio.timeout(NOTICE_S):
                 await played.gone.wait()
         except TimeoutError:
-            return played.number not in await self._there()
+            return played.number not in await self.there(limit_s=ASK_S)
         self._cancels = True
         return True
 
     # -------------------------------------------------------------------------------------------- keeping books
 
-    async def ping(self) -> bool:
-        try:
-            await self._there()
-        except (TimeoutError, LudusError):
-            return False
-        return True
+    async def there(self, *, limit_s: float = BUSY_S) -> set[int]:
+        """The sessions it has."""
+        async with asyncio.timeout(limit_s):
+            answer = await self.wire.call("get_sessions")
+        if answer.status != 200 or not isinstance(answer.body, Mapping):
+            raise EnvironmentFailed(f"AgentRL worker {self.id} does not say which sessions it has: {answer.detail}")
+        return {int(number) for number in answer.body}
 
     def running(self) -> tuple[Running, ...]:
         playing = [*self.sessions.values(), *(each for each in self._ending.values() if each.ours)]
@@ -322,7 +330,7 @@ class AgentrlWorker:
         """Compares what it has with what we think. Answers with our sessions that it has lost, and ends those there that nobody plays."""
         before = {played.number for played in self.sessions.values()} | self._ending.keys()
         waiting = [each for each in self.sessions.values() if each.begun and not each.over]
-        there = await self._there()
+        there = await self.there()
         after = {played.number for played in self.sessions.values()} | self._ending.keys()
         slots = self.slots
         self.stuck &= there
@@ -337,13 +345,6 @@ class AgentrlWorker:
         """A session of another life of this controller, or one whose start nobody waited for."""
         task = Task(f"{self.name}/unknown/{number}", environment=self.name, split="")
         return Played(session_id_of(number), task, begun=True, ours=False)
-
-    async def _there(self) -> set[int]:
-        async with asyncio.timeout(PING_S):
-            answer = await self.wire.call("get_sessions")
-        if answer.status != 200 or not isinstance(answer.body, Mapping):
-            raise EnvironmentFailed(f"AgentRL worker {self.id} does not say which sessions it has: {answer.detail}")
-        return {int(number) for number in answer.body}
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.create_task(work)

@@ -32,6 +32,8 @@ class ModelConfig(Section):
 
 
 HERE, WORKERS = "here", "workers"
+SandboxLevel = Literal["none", "process", "namespace", "container"]
+"""What a session's untrusted code runs in, from the least contained to the most."""
 
 
 class EnvironmentConfig(Section):
@@ -45,6 +47,10 @@ class EnvironmentConfig(Section):
     """Handed to the environment's constructor, which rejects what it does not know. At a controller they must be what its workers have."""
     at: str = HERE
     """Where its sessions run: here (this process), workers (processes that the run starts and stops itself), or a controller's URL."""
+    sandbox: SandboxLevel = "none"
+    """What its untrusted code runs in at least. Where the environment itself declares more, that holds."""
+    image: str = ""
+    """Of its container, in place of the environment's own."""
 
     @model_validator(mode="after")
     def _somewhere(self) -> EnvironmentConfig:
@@ -56,6 +62,8 @@ class EnvironmentConfig(Section):
             )
         if remote and "@" in self.at:
             raise ValueError("at holds a password, which would be stored with the run; see controller.token_file")
+        if remote and self.image:
+            raise ValueError(f"image is {self.image!r} with at {self.at!r}, whose workers have their own; leave it out")
         if remote and self.source:
             raise ValueError(
                 f"source is {self.source!r} with at {self.at!r}, whose workers have their own; leave it out"

@@ -233,6 +233,39 @@ def test_a_turn_limit_really_ends_a_loop_in_a_plain_method_and_closes_the_sessio
     assert closed.wait(5)
 
 
+def test_a_session_that_an_async_open_returns_too_late_is_closed():
+    closed = asyncio.Event()
+
+    class Late:
+        name, description, max_turns, options = "late", "", 1, {}
+
+        def tasks(self, split):
+            return [TASK]
+
+        async def open(self, task, *, seed):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                return self
+
+        def start(self): ...
+
+        def act(self, action): ...
+
+        async def close(self):
+            closed.set()
+
+    async def scene():
+        host = Host()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await host.open(Late(), TASK, seed=0)
+        async with asyncio.timeout(10):
+            await closed.wait()
+
+    asyncio.run(scene())
+
+
 def test_watching_costs_an_async_call_nothing_that_it_returns():
     async def scene():
         host = Host()

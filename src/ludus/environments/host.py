@@ -13,7 +13,7 @@ import inspect
 import logging
 import math
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -110,12 +110,18 @@ class Host:
                 return value
         hold_s = self.max_hold_s if hold_s is None else hold_s
         coroutine = value() if callable(value) else _awaiting(value)
-        return await _in_task(self.watch.drive(coroutine, limit_s=hold_s), where=where, hold_s=hold_s)
+        work = _guarded(self.watch.drive(coroutine, limit_s=hold_s), where=where, hold_s=hold_s)
+        return await _in_task(work, afterwards=None if afterwards is None else self._close_stray)
 
     async def close(self) -> None:
         await asyncio.gather(*(session.close() for session in list(self._live)))
         await self._threads.settled(patience_s=LINGER_S)
         self._threads.close()
+
+    def _close_stray(self, session: Any) -> None:
+        """For a session whose opener was gone when it came."""
+        if isinstance(session, Session):
+            HostedSession(session, host=self, task=Task("stray", "", ""), hold_s=self.max_hold_s).close_soon()
 
     def forget(self, session: HostedSession) -> None:
         self._live.discard(session)
@@ -161,10 +167,13 @@ class HostedSession:
 
         A caller that is cancelled meanwhile does not stop it.
         """
+        await asyncio.shield(self.close_soon())
+
+    def close_soon(self) -> asyncio.Future[None]:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
             self._closing.add_done_callback(lambda _: self._host.forget(self))
-        await asyncio.shield(self._closing)
+        return self._closing
 
     async def _close(self) -> None:
         try:
@@ -222,13 +231,13 @@ async def _awaiting(value: Any) -> Any:
     return await value
 
 
-async def _in_task(work: Awaitable[Any], *, where: str, hold_s: float) -> Any:
-    task = asyncio.ensure_future(_guarded(work, where=where, hold_s=hold_s))
+async def _in_task(work: Coroutine[Any, Any, Any], *, afterwards: Callable[[Any], object] | None) -> Any:
+    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(_retrieved)
+        task.add_done_callback(partial(_left_behind, afterwards=afterwards))
         raise
 
 
@@ -245,9 +254,9 @@ async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD
         raise failed(error, where=where, hold_s=hold_s) from error
 
 
-def _retrieved(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+def _left_behind(task: asyncio.Future[Any], *, afterwards: Callable[[Any], object] | None) -> None:
+    if not task.cancelled() and task.exception() is None and afterwards is not None:
+        afterwards(task.result())
 
 
 def _checked(check: Callable[[Any], T], answer: Any, *, where: str) -> T:

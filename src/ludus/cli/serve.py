@@ -30,6 +30,9 @@ def controller(
     grace_s: float = typer.Option(
         5.0, help="How long a worker whose link broke may stay away before its sessions end as failed."
     ),
+    agentrl_grpc_port: int | None = typer.Option(
+        None, min=0, max=65535, help="Serve AgentRL workers that connect by gRPC, on loopback; 0 takes a free one."
+    ),
 ) -> None:
     """Serve the controller: clients open sessions, it places them on workers that register here."""
     from ludus.controller.server import Settings
@@ -45,6 +48,7 @@ def controller(
             max_rate=max_rate,
             heartbeat_s=heartbeat_s,
             grace_s=grace_s,
+            agentrl_grpc_port=agentrl_grpc_port,
         )
     )
 

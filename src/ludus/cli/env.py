@@ -93,8 +93,11 @@ def check_environment(
 ) -> None:
     """Play an environment without a model and say what is wrong with it. Exit code 1 on errors."""
     from ludus.environments import check
+    from ludus.sandboxes.provider import Sandboxes
 
-    report = check(_make(name, options), num_tasks=tasks)
+    sandboxes = Sandboxes()
+    report = check(_make(name, options), num_tasks=tasks, sandboxes=sandboxes)
+    sandboxes.close()
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)

@@ -33,6 +33,7 @@ COMMANDS = {
         "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."
     ),
     "report": Place("ludus.cli.trajectories", "report", "Write a run's report: Markdown with plots."),
+    "doctor": Place("ludus.cli.doctor", "doctor", "What works on this machine, and what to do where it does not."),
 }
 
 

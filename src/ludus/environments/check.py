@@ -21,6 +21,7 @@ from ludus.environments.answers import serialisable
 from ludus.environments.environment import SPLITS, Environment, isolation_of
 from ludus.environments.host import Host
 from ludus.environments.registry import source_of
+from ludus.environments.sandboxing import Provider
 from ludus.environments.trial import Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, Observation, Task, Tool, ToolCall
@@ -60,16 +61,16 @@ class Report:
         return "\n".join([*lines, *(f"  {finding}" for finding in self.findings), "  ok" if self.ok else "  not ok"])
 
 
-def check(environment: Environment, *, num_tasks: int = 20) -> Report:
-    """Plays up to `num_tasks` tasks of each split."""
-    return asyncio.run(_Examination(environment, num_tasks=num_tasks).run())
+def check(environment: Environment, *, num_tasks: int = 20, sandboxes: Provider | None = None) -> Report:
+    """Plays up to `num_tasks` tasks of each split. `sandboxes` are for an environment that declares one."""
+    return asyncio.run(_Examination(environment, num_tasks=num_tasks, sandboxes=sandboxes).run())
 
 
 class _Examination:
-    def __init__(self, environment: Environment, *, num_tasks: int) -> None:
+    def __init__(self, environment: Environment, *, num_tasks: int, sandboxes: Provider | None = None) -> None:
         self.environment = environment
         self.num_tasks = num_tasks
-        self.host = Host()
+        self.host = Host(sandboxes=sandboxes)
         self.findings: dict[str, Finding] = {}
         self.facts: dict[str, str] = {}
         self.tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
@@ -219,6 +220,9 @@ class _Examination:
 
     def source(self) -> str:
         """Where another process finds the class, or nothing."""
+        if getattr(self.environment, "sandbox", "none") != "none":
+            self.facts["sandbox"] = f"{self.environment.sandbox} (so not repeated in another process)"  # type: ignore[attr-defined]
+            return ""
         source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
         if not source:
             note = self.warning if isolation_of(self.environment) == "none" else self.error

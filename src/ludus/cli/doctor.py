@@ -1,0 +1,147 @@
+"""`ludus doctor`: what this machine can do, a line each, and what to install or change where it cannot. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple
+
+import typer
+
+REQUIRED = ("python", "torch", "packages", "process")
+"""What no run can do without; the others only matter to those who ask for them."""
+
+
+class Line(NamedTuple):
+    name: str
+    works: bool
+    says: str
+    remedy: str = ""
+
+
+def doctor(
+    needed: Annotated[
+        list[str] | None, typer.Argument(help="Lines that must be in order, e.g. namespace container gpu.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+) -> None:
+    """Say what works on this machine, and what to do where something does not. Exit code 1 if what is needed does not work."""
+    import json
+
+    lines = [line._replace(remedy="") if line.works else line for line in examine()]
+    unknown = [name for name in needed or [] if name not in {line.name for line in lines}]
+    if unknown:
+        from ludus.errors import ConfigError, nearest
+
+        known = [line.name for line in lines]
+        raise ConfigError(f"no line {unknown[0]!r}.{nearest(unknown[0], known)} Known: {', '.join(known)}.")
+    for line in lines:
+        remedy = f" -> {line.remedy}" if line.remedy else ""
+        text = (
+            json.dumps(line._asdict())
+            if as_json
+            else f"{line.name:10} {'ok' if line.works else 'NO':3} {line.says}{remedy}"
+        )
+        typer.echo(text)
+    broken = [line.name for line in lines if not line.works and line.name in (*REQUIRED, *(needed or ()))]
+    if broken:
+        raise typer.Exit(1)
+
+
+def examine() -> list[Line]:
+    from ludus.sandboxes.detect import driver
+
+    drivers = [driver(level) for level in ("process", "namespace", "container")]
+    sandboxes = [Line(each.level, each.works, each.says, each.remedy) for each in drivers]
+    return [_python(), _torch(), _packages(), _machine(), _gpu(), *sandboxes]
+
+
+def _python() -> Line:
+    import platform
+    import sys
+
+    version = platform.python_version()
+    fits = (3, 11) <= sys.version_info < (3, 14)
+    return Line("python", fits, f"{version} at {sys.executable}", "Python 3.11 to 3.13 is needed.")
+
+
+def _torch() -> Line:
+    """Read off its files: importing it takes seconds."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return Line("torch", True, f"{version('torch')}, built for {_built_for() or 'the CPU only'}")
+    except PackageNotFoundError:
+        return Line("torch", False, "not installed", "pip install torch")
+
+
+def _built_for() -> str:
+    import re
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    spec = find_spec("torch")
+    folder = Path(spec.origin).parent if spec and spec.origin else Path()
+    text = (folder / "version.py").read_text() if (folder / "version.py").exists() else ""
+    found = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return f"CUDA {found.group(1)}" if found else ""
+
+
+def _packages() -> Line:
+    """Every package that Ludus itself names, without extras."""
+    import re
+    from importlib.metadata import PackageNotFoundError, requires, version
+
+    missing = []
+    for requirement in requires("ludus") or []:
+        if "extra ==" in requirement:
+            continue
+        name = re.split(r"[<>=!~;\[ ]", requirement)[0]
+        try:
+            version(name)
+        except PackageNotFoundError:
+            missing.append(name)
+    listed = ", ".join(missing)
+    return Line(
+        "packages", not missing, f"missing: {listed}" if missing else "all there", f"pip install {' '.join(missing)}"
+    )
+
+
+def _machine() -> Line:
+    import os
+    import shutil
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    free = shutil.disk_usage(".").free / 2**30
+    enough = free > 1
+    return Line(
+        "machine",
+        enough,
+        f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free here",
+        "Make room: runs are written here.",
+    )
+
+
+def _gpu() -> Line:
+    import shutil
+    import subprocess
+
+    if shutil.which("nvidia-smi") is None:
+        return Line("gpu", False, "no NVIDIA driver", "Everything runs on the CPU; a GPU needs NVIDIA's driver.")
+    query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return Line("gpu", False, "nvidia-smi does not answer", "Check the driver: run nvidia-smi.")
+    if told.returncode or not told.stdout.strip():
+        cause = (told.stderr or told.stdout).strip().splitlines()[:1]
+        return Line(
+            "gpu",
+            False,
+            f"nvidia-smi finds none{': ' + cause[0] if cause else ''}",
+            "Check the driver: run nvidia-smi.",
+        )
+    cards = told.stdout.strip().splitlines()
+    says = f"{len(cards)} x {cards[0]}"
+    if not _built_for():
+        return Line("gpu", False, f"{says}, but torch is built for the CPU only", "Install a CUDA build of torch.")
+    return Line("gpu", True, says)

@@ -4,6 +4,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.responses import Response
 
 from ludus.adapters.agentgym import reading
 from ludus.adapters.agentgym.families import FAMILIES
@@ -29,6 +30,12 @@ GO = {
 
 def environment_at(url, family, **options):
     return make("there", source=SOURCE, options={"url": url, "family": family, **IDS, **options})
+
+
+def replace_route(server, path, answer):
+    routes = server.app.router.routes
+    server.app.router.routes = [route for route in routes if getattr(route, "path", "") != path]
+    server.app.add_route(path, answer, methods=["POST"])
 
 
 def played(server, *texts, url=None, task=0):
@@ -103,12 +110,9 @@ def test_an_answer_of_another_shape_fails_the_session(answer, expected):
     server = FakeServer("textcraft")
 
     async def nonsense(request):  # FastAPI refuses to write NaN; the real servers' JSON may hold one
-        from starlette.responses import Response
-
         return Response(json.dumps(answer), media_type="application/json")
 
-    server.app.router.routes = [route for route in server.app.router.routes if getattr(route, "path", "") != "/step"]
-    server.app.add_route("/step", nonsense, methods=["POST"])
+    replace_route(server, "/step", nonsense)
     with pytest.raises(EnvironmentFailed, match=expected):
         played(server, "Action: get 1 stick")
 
@@ -154,12 +158,9 @@ def test_text_from_a_server_stays_text():
     server = FakeServer("textcraft")
 
     async def reset(request):
-        from starlette.responses import Response
-
         return Response(json.dumps({"observation": nasty, "done": False, "reward": 0}), media_type="application/json")
 
-    server.app.router.routes = [route for route in server.app.router.routes if getattr(route, "path", "") != "/reset"]
-    server.app.add_route("/reset", reset, methods=["POST"])
+    replace_route(server, "/reset", reset)
     start = played(server)[0]
     assert start.messages[1].content == nasty.replace("\ud800", "?")
     assert [message.role for message in start.messages] == ["system", "user"]
@@ -286,13 +287,36 @@ def test_an_instance_whose_last_call_was_cut_off_is_left_and_counted():
     async def never(request):
         await asyncio.sleep(0.3)
 
-    server.app.router.routes = [
-        route for route in server.app.router.routes if getattr(route, "path", "") != "/maze/step"
-    ]
-    server.app.add_route("/maze/step", never, methods=["POST"])
+    replace_route(server, "/maze/step", never)
     with serving(server.app) as url:
         instances = asyncio.run(run(url))
     assert (instances.num_lost, instances.num_idle) == (1, 0)
+
+
+def test_a_close_that_takes_long_is_finished_after_its_caller_has_left(monkeypatch):
+    monkeypatch.setattr("ludus.environments.host.CLOSE_S", 0.05)
+    server = FakeServer("textcraft")
+
+    async def slow_close(request):
+        await asyncio.sleep(0.2)
+        await server.close(request)
+        return Response("{}")
+
+    async def run(url):
+        host, environment = Host(), environment_at(url, "textcraft")
+        session = await host.open(environment, environment.tasks("train")[0], seed=0)
+        await session.start()
+        await session.close()
+        assert len(server.worlds) == 1
+        await host.close()
+        while server.worlds:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        return environment.instances.num_lost
+
+    replace_route(server, "/close", slow_close)
+    with serving(server.app) as url:
+        assert asyncio.run(run(url)) == 0
 
 
 def test_an_unreadable_answer_never_reaches_the_server():

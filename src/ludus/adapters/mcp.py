@@ -1,7 +1,7 @@
 """The tools of an MCP server as an environment. The server has tools and nothing else: prompt, reward and reset come from the task.
 
 A session ends when the model answers without calling a tool; that answer is compared with the task's, or judged by a function of yours.
-Every session of a stdio server has a process of its own, in a sandbox.
+Every session of a stdio server has a process of its own, in a sandbox that the host starts and ends.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,17 +19,19 @@ from typing import Any, Literal
 from ludus.adapters.mcp_wire import LastWords, Line, Streams, http_streams, process_streams
 from ludus.adapters.outside import as_text, imported, refuse_after_done
 from ludus.environments.registry import find
+from ludus.environments.sandboxing import Declared
 from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
-from ludus.sandboxes.provider import Sandboxes
 from ludus.sandboxes.running import Running
-from ludus.sandboxes.sandbox import Mount, Need, Sandbox
+from ludus.sandboxes.sandbox import Mount, Need
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 MAX_TOOLS_CHARS = 64 * 1024
 """Names, descriptions and schemas of all tools: they are part of every prompt."""
 INVALID_PARAMS = -32602
 """JSON-RPC's code for arguments, or a tool, that the server does not know."""
+
+_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +88,9 @@ class Mcp:
             "tasks": tasks, "command": command or [], "url": url, "prompt": prompt, "check": check, "reset": reset, "sandbox": sandbox,
             "mounts": mounts or [], "variables": variables or {}, "image": image, "network": network, "max_turns": max_turns,
         }  # fmt: skip
-        self.sandbox: str = "none" if url else sandbox
-        self._need = Need(
-            sandbox,
-            image=image,
-            network=network,
-            mounts=tuple(Mount(source=path, target=path) for path in mounts or ()),
-        )
-        self._sandboxes = Sandboxes()
-        if command:
-            self._sandboxes.require(self._need)
+        seen = tuple(Mount(source=path, target=path) for path in mounts or ())
+        need = Need(sandbox, image=image, network=network, mounts=seen) if command else "none"
+        self.declared = Declared(need, image)
         self._check: Callable[[Played], Any] = find(check) if check else same_answer
         self._rows = rows_of(tasks)
 
@@ -107,15 +103,19 @@ class Mcp:
             Task(f"{self.name}/{split}/{row.get('id', i)}", self.name, split, dict(row)) for i, row in enumerate(rows)
         ]
 
-    def open(self, task: Task, *, seed: int) -> McpSession:
-        """`seed` goes nowhere: MCP knows none."""
-        return McpSession(self, task)
+    @property
+    def sandbox(self) -> str:
+        return self.declared.level
 
-    def line(self, task: Task) -> Line:
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> McpSession:
+        """`seed` goes nowhere: MCP knows none. `sandbox` is the host's to start and to end."""
+        return McpSession(self, task, sandbox=sandbox)
+
+    def line(self, sandbox: Any) -> Line:
         streams: Callable[[LastWords], Streams] = partial(http_streams, self.options["url"])
         where = self.options["url"]
         if not where:
-            streams = partial(process_streams, partial(self._attach, session=task.id))
+            streams = partial(process_streams, partial(self._attach, sandbox))
             where = f"the MCP server {' '.join(self.options['command'])[:80]!r}"
         return Line(streams, where=where)
 
@@ -125,28 +125,24 @@ class Mcp:
             float(reward) if isinstance(reward, int | float) else reward
         )  # another kind is refused by the host, by name
 
-    def _attach(self, *, session: str) -> tuple[Sandbox, Running]:
-        sandbox: Any = self._sandboxes.open(self._need, session=session)
+    def _attach(self, sandbox: Any) -> Running:
         variables = [f"{name}={value}" for name, value in self.options["variables"].items()]
-        try:
-            return sandbox, sandbox.attach(
-                [*(["/usr/bin/env", *variables] if variables else []), *self.options["command"]]
-            )
-        except BaseException:
-            sandbox.close()
-            raise
+        running: Running = sandbox.attach(
+            [*(["/usr/bin/env", *variables] if variables else []), *self.options["command"]]
+        )
+        return running
 
 
 class McpSession:
-    def __init__(self, environment: Mcp, task: Task) -> None:
-        self._environment, self._task = environment, task
+    def __init__(self, environment: Mcp, task: Task, *, sandbox: Any) -> None:
+        self._environment, self._task, self._sandbox = environment, task, sandbox
         self._line: Line | None = None
         self._tools: tuple[Tool, ...] = ()
         self._calls: list[Called] = []
         self._done = False
 
     async def start(self) -> Observation:
-        self._line = self._environment.line(self._task)
+        self._line = self._environment.line(self._sandbox)
         listed = offered(await self._line.list_tools())
         reset = self._environment.reset
         if reset:
@@ -245,6 +241,10 @@ def offered(listed: list[Any]) -> tuple[Tool, ...]:
 
 
 def _tool(listed: Any) -> Tool:
+    if not _NAME.fullmatch(listed.name):
+        raise EnvironmentFailed(
+            f"the server lists a tool {listed.name!r:.80}; expected a name of letters, digits, _, -, . and /"
+        )
     schema = dict(listed.input_schema)
     if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
         raise EnvironmentFailed(

@@ -16,7 +16,6 @@ from typing import Any
 from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, imported
 from ludus.errors import EnvironmentFailed, describe, first_fault
 from ludus.sandboxes.running import Running
-from ludus.sandboxes.sandbox import Sandbox
 
 MAX_SESSION_BYTES = 64 * 1024 * 1024
 """All that a server may say in one session. One that floods us takes the event loop's time from all others."""
@@ -144,13 +143,11 @@ class Lines:
 
 
 @asynccontextmanager
-async def process_streams(
-    attach: Callable[[], tuple[Sandbox, Running]], last_words: LastWords
-) -> AsyncIterator[tuple[Any, Any]]:
-    """Messages to and from a process in a sandbox of its own, which ends with them."""
+async def process_streams(attach: Callable[[], Running], last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
+    """Messages to and from a process, which ends with them."""
     import anyio
 
-    sandbox, running = await asyncio.to_thread(attach)
+    running = await asyncio.to_thread(attach)
     heard, read = anyio.create_memory_object_stream[Any](0)
     write, said = anyio.create_memory_object_stream[Any](0)
     reader = _Reader(running, heard, last_words)
@@ -162,7 +159,7 @@ async def process_streams(
         writer.cancel()
         for stream in (heard, read, write, said):
             stream.close()
-        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, running, sandbox, reader)))
+        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, running, reader)))
 
 
 class _Reader:
@@ -231,11 +228,10 @@ def _message(line: bytes) -> Any:
         return error
 
 
-def _end(running: Running, sandbox: Sandbox, reader: _Reader) -> None:
+def _end(running: Running, reader: _Reader) -> None:
     running.kill()
     reader.join()  # before its file descriptors are closed, and given to somebody else
     running.close()
-    sandbox.close()
 
 
 # ------------------------------------------------------------------------------------------------ http

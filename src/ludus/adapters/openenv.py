@@ -190,9 +190,7 @@ class OpenEnvSession:
 
         where = f"{self._environment.url}/ws {kind}"
         try:
-            with suppress(
-                ConnectionClosed
-            ):  # the reason may have come before the end: a full server says so and hangs up
+            with suppress(ConnectionClosed):  # a full server says so and hangs up: its word is still there to be read
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = read_json(await self._socket.recv(), where=where)
         except (OSError, WebSocketException) as error:

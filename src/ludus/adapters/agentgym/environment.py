@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
@@ -38,6 +39,14 @@ class AgentGym:
     def open(self, task: Task, *, seed: int) -> AgentGymSession:
         """`seed` goes nowhere: these servers take their noise from the task."""
         return AgentGymSession(self, task)
+
+    async def close_instance(self, instance: int) -> None:
+        try:
+            await self.server.ask("close", body={self.family.key: instance})
+        except BaseException:
+            self.instances.lost(instance)
+            raise
+        self.instances.closed(instance)
 
     async def _create(self) -> int:
         answer = await self.server.ask("create", body=self.family.create)
@@ -97,12 +106,13 @@ class AgentGymSession:
         if not self._family.closes:
             (instances.give_back if self._certain else instances.lost)(instance)
             return
-        try:
-            await self._environment.server.ask("close", body={self._family.key: instance})
-        except BaseException:
-            instances.lost(instance)
-            raise
-        instances.closed(instance)
+        closing = asyncio.ensure_future(self._environment.close_instance(instance))
+        closing.add_done_callback(
+            lambda closed: closed.cancelled() or closed.exception()
+        )  # counted; nobody else need hear of it
+        await asyncio.shield(
+            closing
+        )  # whoever has no patience for a busy server leaves; the instance is closed all the same
 
     async def _ask(self, path: str, body: Any) -> Any:
         self._certain = False

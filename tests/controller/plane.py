@@ -46,6 +46,11 @@ def wish(number=0, *, request_id=None, environment="maze", **options):
     return Open(task(number, environment=environment), seed=7, request_id=request_id or f"request-{number}", **options)
 
 
+def settle(served):
+    """As if the time had passed in which workers may come back after a restart."""
+    served.controller.roster._settled_at = None
+
+
 async def until(condition, *, limit_s=5.0):
     async with asyncio.timeout(limit_s):
         while not condition():

@@ -213,7 +213,7 @@ def test_a_silent_worker_is_lost_though_its_connection_stands_and_may_join_again
 def test_a_worker_that_beats_lives():
     async def test():
         async with plane(heartbeat_s=0.2) as (served, worker, _):
-            for _ in range(10):
+            for _ in range(8):
                 worker.beat()
                 await asyncio.sleep(0.1)
             assert "w1" in served.controller.roster.seats

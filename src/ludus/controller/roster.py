@@ -19,7 +19,7 @@ from ludus.controller.waiting import Ask, Waiting
 from ludus.errors import ControllerFailed, WorkerLost, nearest
 
 State = Literal["opening", "open", "closing"]
-MAX_GONE = 50_000
+MAX_GONE = 20_000
 """Ended sessions that are remembered, so that whoever still asks is told why they ended."""
 SILENT_BEATS = 3
 

@@ -61,7 +61,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
                 await door.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
             yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}", door)
         finally:
-            server.should_exit = True
+            server.stop()
             await task
             await door.close()
             await controller.end()
@@ -73,6 +73,7 @@ def _config(controller: Controller, door: FrontDoor) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
+        date_header=False,
         ws="websockets-sansio",
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
@@ -86,7 +87,11 @@ class _Server(uvicorn.Server):
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
-        self.ready = asyncio.Event()
+        self.ready, self._stopping = asyncio.Event(), asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -95,6 +100,9 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
 
 
 def _bound(host: str, port: int) -> socket.socket:

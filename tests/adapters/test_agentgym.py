@@ -293,6 +293,26 @@ def test_an_instance_whose_last_call_was_cut_off_is_left_and_counted():
     assert (instances.num_lost, instances.num_idle) == (1, 0)
 
 
+def test_a_server_of_another_version_that_cannot_close_is_told_apart():
+    server = FakeServer("textcraft")
+    routes = server.app.router.routes
+    server.app.router.routes = [route for route in routes if getattr(route, "path", "") != "/close"]
+    environments = []
+
+    async def run(url):
+        host = Host()
+        environments.append(environment_at(url, "textcraft"))
+        for task in environments[0].tasks("train")[:3]:
+            session = await host.open(environments[0], task, seed=0)
+            await session.start()
+            await session.close()
+
+    with serving(server.app) as url:
+        asyncio.run(run(url))
+    assert server.num_created == 1
+    assert environments[0].instances.num_lost == 0
+
+
 def test_a_close_that_takes_long_is_finished_after_its_caller_has_left(monkeypatch):
     monkeypatch.setattr("ludus.environments.host.CLOSE_S", 0.05)
     server = FakeServer("textcraft")

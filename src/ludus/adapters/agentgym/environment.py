@@ -30,6 +30,7 @@ class AgentGym:
         self.options: dict[str, Any] = {"url": url, "family": family, "train": train, "test": test}
         self.server = Server(_base(url, prefix=self.family.prefix))
         self.instances = Instances(self._create)
+        self._closes = True
         self._split = choose(family, train=train, test=test)
 
     def tasks(self, split: str) -> list[Task]:
@@ -40,13 +41,20 @@ class AgentGym:
         """`seed` goes nowhere: these servers take their noise from the task."""
         return AgentGymSession(self, task)
 
-    async def close_instance(self, instance: int) -> None:
-        try:
-            await self.server.ask("close", body={self.family.key: instance})
-        except BaseException:
+    async def leave(self, instance: int, *, certain: bool) -> None:
+        """Closes an instance, or keeps it for a later session where it cannot be closed. `certain`: its state is known."""
+        if self._closes:
+            try:
+                self._closes = await self.server.close({self.family.key: instance})
+            except BaseException:
+                self.instances.lost(instance)
+                raise
+        if self._closes:
+            self.instances.closed(instance)
+        elif certain:
+            self.instances.give_back(instance)
+        else:
             self.instances.lost(instance)
-            raise
-        self.instances.closed(instance)
 
     async def _create(self) -> int:
         answer = await self.server.ask("create", body=self.family.create)
@@ -102,11 +110,7 @@ class AgentGymSession:
         instance, self._instance = self._instance, None
         if instance is None:
             return
-        instances = self._environment.instances
-        if not self._family.closes:
-            (instances.give_back if self._certain else instances.lost)(instance)
-            return
-        closing = asyncio.ensure_future(self._environment.close_instance(instance))
+        closing = asyncio.ensure_future(self._environment.leave(instance, certain=self._certain))
         closing.add_done_callback(
             lambda closed: closed.cancelled() or closed.exception()
         )  # counted; nobody else need hear of it

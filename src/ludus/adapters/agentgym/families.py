@@ -159,7 +159,6 @@ class Family:
     """The first observation, from the answer to `reset`, or to GET `first_from`."""
     first_from: str = ""
     prefix: str = ""
-    closes: bool = False
     repeats: bool = False
     """An action that cannot be read is answered with the last observation again."""
 
@@ -176,10 +175,10 @@ def _by_index(i: int) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Family] = {
-    "textcraft": Family(instructions.TEXTCRAFT, 30, reading.crafting, _by_index, closes=True),
-    "babyai": Family(instructions.BABYAI, 20, reading.one_line, _by_index, _grid, closes=True),
+    "textcraft": Family(instructions.TEXTCRAFT, 30, reading.crafting, _by_index),
+    "babyai": Family(instructions.BABYAI, 20, reading.one_line, _by_index, _grid),
     "sciworld": Family(
-        instructions.SCIWORLD, 30, reading.after_last_mark, _by_index, _scored, first=_experiment, closes=True, repeats=True
+        instructions.SCIWORLD, 30, reading.after_last_mark, _by_index, _scored, first=_experiment, repeats=True
     ),
     "alfworld": Family(
         instructions.ALFWORLD, 30, reading.after_last_mark, lambda i: {"game": i, "world_type": "Text"}, _housework,
@@ -191,7 +190,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "searchqa": Family(
         instructions.SEARCHQA, 10, reading.whole, lambda i: {"id": i}, _searched,
-        key="env_idx", create={"id": 0}, first=fetched, first_from="observation", closes=True,
+        key="env_idx", create={"id": 0}, first=fetched, first_from="observation",
     ),
     "sqlgym": Family(
         instructions.SQLGYM, 1, reading.last_sql, lambda i: {"item_id": i}, stated,
@@ -199,7 +198,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "webarena": Family(
         instructions.WEBARENA, 15, reading.fenced, lambda i: {"seed": 0, "idx": i}, _browsed,
-        key="env_idx", first=fetched, first_from="observation", closes=True,
+        key="env_idx", first=fetched, first_from="observation",
     ),
     "maze": Family(instructions.MAZE, 15, reading.moving, lambda i: {"game": i}, _move, prefix="maze"),
     "wordle": Family(

@@ -1,6 +1,6 @@
 """One AgentGym server over HTTP. Promise: what is not a clean answer raises EnvironmentFailed, and no two live sessions share an instance.
 
-Its errors come as status 200 with the key `error`. It has no leases; six families have no close either: their instances are used again.
+Its errors come as status 200 with the key `error`. It has no leases; some families have no close either: their instances are used again.
 """
 
 from __future__ import annotations
@@ -44,16 +44,33 @@ class Server:
         self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
     ) -> Any:
         """The answer as it came, which may be an error."""
+        status, answer = await self._patiently(path, body=body, query=query)
+        return self._read(path, status, answer)
+
+    async def close(self, body: Mapping[str, Any]) -> bool:
+        """False where the server has no such thing: which families have one differs between versions."""
+        status, answer = await self._patiently("close", body=body, query=None)
+        if status in (404, 405):
+            return False
+        self.clean(self._read("close", status, answer), path="close")
+        return True
+
+    def _read(self, path: str, status: int, answer: bytes) -> Any:
         where = f"{self.url}/{path}"
-        for _ in range(TRIES):
-            status, answer = await self._send(where, body=body, query=query)
-            if status != 503:
-                break
-            await asyncio.sleep(BUSY_S)
         if status != 200:
             hint = "; is the URL right, and the family?" if status in (404, 405, 422) else ""
             raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
         return read_json(answer, where=where)
+
+    async def _patiently(
+        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
+    ) -> tuple[int, bytes]:
+        for _ in range(TRIES):
+            status, answer = await self._send(f"{self.url}/{path}", body=body, query=query)
+            if status != 503:
+                break
+            await asyncio.sleep(BUSY_S)
+        return status, answer
 
     async def _send(
         self, where: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None

@@ -269,11 +269,12 @@ class _Examination:
     async def examine_close(self, task: Task) -> None:
         async with self.noting("close must work twice, also on a session that never started"):
             for started in (False, True):
-                session: Any = await self.host.call(lambda: self.environment.open(task, seed=0), where="open")
+                hosted = await self.host.open(self.environment, task, seed=0)
                 if started:
-                    await in_time(self.host.call(session.start, where="start"), where="start")
+                    await in_time(self.host.call(hosted.authored.start, where="start"), where="start")
                 for _ in range(2):
-                    await in_time(self.host.call(session.close, where="close"), where="close")
+                    await in_time(self.host.call(hosted.authored.close, where="close"), where="close")
+                await hosted.close()
 
     # ------------------------------------------------------------------------------------------------ notes
 

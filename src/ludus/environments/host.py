@@ -159,6 +159,11 @@ class HostedSession:
         arguments = (random.Random(seed),) if player == "random_action" else ()
         return _checked(checked_action, await self._run(player, *arguments), where=self._where(player))
 
+    @property
+    def authored(self) -> Any:
+        """The author's own session."""
+        return self._session
+
     def offers(self, name: str) -> bool:
         return getattr(self._session, name, None) is not None
 

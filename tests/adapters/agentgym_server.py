@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import PlainTextResponse
 
 FAMILY_KEYS = {
     "textcraft": ("id", "data_idx"), "babyai": ("id", "data_idx"), "sciworld": ("id", "data_idx"), "alfworld": ("id", "game"),
@@ -117,7 +118,9 @@ class FakeServer:
     async def close(self, request: Request) -> Any:
         body = await self.heard("close", request)
         del self.worlds[body[self.key]]
-        return {"closed": True}
+        if self.family == "webarena":
+            return PlainTextResponse("closed")
+        return True if self.family == "searchqa" else {"closed": True}
 
     async def heard(self, path: str, request: Request) -> Any:
         body = await request.json() if await request.body() else None

@@ -38,7 +38,7 @@ def replace_route(server, path, answer):
     server.app.add_route(path, answer, methods=["POST"])
 
 
-def played(server, *texts, url=None, task=0):
+def played(server, *texts, url=None, task=0, also_environment=False):
     """The observations of one session that says `texts`; EnvironmentFailed where it fails."""
 
     async def run(url):
@@ -46,7 +46,8 @@ def played(server, *texts, url=None, task=0):
         environment = environment_at(url, server.family)
         session = await host.open(environment, environment.tasks("train")[task], seed=1)
         try:
-            return [await session.start(), *[await session.act(Action(text)) for text in texts]]
+            observations = [await session.start(), *[await session.act(Action(text)) for text in texts]]
+            return (environment, observations) if also_environment else observations
         finally:
             await session.close()
             await host.close()
@@ -62,7 +63,7 @@ def test_a_session_of_every_family_runs_from_its_first_observation_to_its_reward
     server = FakeServer(family)
     go = GO.get(family, "Thought:\nhm\n\nAction:\ngo on")
     win = WIN.get(family, "Thought:\nhm\n\nAction:\nwin it")
-    start, middle, end = played(server, go, win, task=3)
+    environment, (start, middle, end) = played(server, go, win, task=3, also_environment=True)
     assert start.messages[0].role == "system"
     assert "task 3" in start.messages[1].content or family == "wordle"
     assert not middle.done
@@ -71,6 +72,7 @@ def test_a_session_of_every_family_runs_from_its_first_observation_to_its_reward
     assert worth == pytest.approx({"babyai": 0.7, "maze": -1.0}.get(family, 1.0))
     assert end.metrics.get("success", worth) > 0
     assert ("close" in dict(server.asked)) == (family in CLOSING)
+    assert environment.instances.num_lost == 0
 
 
 def test_what_the_first_observation_is_made_of():
@@ -197,6 +199,21 @@ def test_a_wrong_answer_in_searchqa_ends_the_session():
     server = FakeServer("searchqa")
     server.say["step"] = [{"observation": "incorrect, try again", "reward": 0, "done": False, "info": None}]
     assert played(server, "<answer>Bath</answer>")[-1].done
+    both = "<search>where</search> or <answer>Bath</answer>"  # the server takes the first
+    assert not played(FakeServer("searchqa"), both)[-1].done
+
+
+@pytest.mark.parametrize("gone", ["Error: Env 3 is dead", "Page.goto: Target page, context or browser has been closed"])
+def test_a_dead_browser_in_webarena_is_a_failure_and_a_bad_action_is_none(gone):
+    raised = {"observation": gone, "reward": 0, "terminated": False, "truncated": False, "info": None}
+    server = FakeServer("webarena")
+    server.say["step"] = [raised]
+    with pytest.raises(EnvironmentFailed, match="browser is gone"):
+        played(server, "```click [1]```")
+    server.say["step"] = [{**raised, "observation": "Cannot parse action from response x"}]
+    end = played(server, "```klick [1]```")[-1]
+    assert end.invalid
+    assert not end.done
 
 
 def test_webarena_pays_only_when_the_agent_stops():

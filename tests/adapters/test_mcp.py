@@ -134,6 +134,11 @@ def test_the_tool_that_resets_is_called_first_and_hidden():
         played(environment_of(reset="begn"))
 
 
+def test_a_call_that_cannot_be_read_is_no_final_answer():
+    refused = played(environment_of(), Action("<tool_call>{", problem="not JSON"))[-1]
+    assert (refused.invalid, refused.done) == (True, False)
+
+
 def test_an_unknown_tool_is_refused_without_asking_the_server():
     refused = played(hostile("dies"), Action(tool_calls=(ToolCall("sya", {}),)))[-1]
     assert refused.invalid

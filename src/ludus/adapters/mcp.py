@@ -158,6 +158,8 @@ class McpSession:
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
+        if action.problem:  # an attempted call is no final answer
+            return Observation(messages=(Message("user", f"bad tool call: {action.problem}"),), invalid=True)
         if not action.tool_calls:
             self._done = True
             reward = await self._environment.judge(Played(self._task.data, as_text(action.content), tuple(self._calls)))

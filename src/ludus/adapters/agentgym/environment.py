@@ -103,7 +103,11 @@ class AgentGymSession:
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done
         return Observation(
-            messages=(Message("user", self._last),), reward=outcome.reward, done=outcome.done, metrics=outcome.metrics
+            messages=(Message("user", self._last),),
+            reward=outcome.reward,
+            done=outcome.done,
+            invalid=outcome.invalid,
+            metrics=outcome.metrics,
         )
 
     async def close(self) -> None:

@@ -5,6 +5,7 @@ The reward rules are ours where AgentGym's own pay wrongly: a reward is paid onc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +14,16 @@ from ludus.adapters.agentgym import instructions, reading
 from ludus.adapters.outside import as_text
 from ludus.errors import EnvironmentFailed
 
+_SEARCHED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
+_BROWSER_GONE = re.compile(r"is dead|has been closed|Target (page|closed|crashed)|[Cc]rashed")
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     text: str
     reward: float = 0.0
     done: bool = False
+    invalid: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -95,14 +100,14 @@ def _grid(answer: Any, said: Said) -> Outcome:
     """BabyAI pays at the goal only. Its server does not call a late success done, and adds its reward to `score` at every turn after."""
     reward = _number(answer, "reward")
     reached = reward > 0
-    return Outcome(observed(answer), reward, reached or part(answer, "done", bool), {"success": float(reached)})
+    return Outcome(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
 
 
 def _scored(answer: Any, said: Said) -> Outcome:
     """SciWorld tells the score so far, up to 100 and down to -100: pay what changed."""
     score = _number(answer, "score")
     metrics = {"score": score, "success": float(score >= 100)}
-    return Outcome(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics)
+    return Outcome(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
 
 
 def _housework(answer: Any, said: Said) -> Outcome:
@@ -112,7 +117,7 @@ def _housework(answer: Any, said: Said) -> Outcome:
 def _move(answer: Any, said: Said) -> Outcome:
     """Maze: every move costs; the one that reaches the goal does not."""
     reward, done = _number(answer, "reward"), part(answer, "done", bool)
-    return Outcome(observed(answer), reward, done, {"success": float(done and reward >= 0)})
+    return Outcome(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
 
 
 def _guess(answer: Any, said: Said) -> Outcome:
@@ -128,17 +133,20 @@ def _guess(answer: Any, said: Said) -> Outcome:
 def _searched(answer: Any, said: Said) -> Outcome:
     """The server lets the model try again after a wrong answer; here one answer ends the session."""
     outcome = plain(answer, said)
-    answered = "<answer>" in said.action and "</answer>" in said.action
-    return Outcome(outcome.text, outcome.reward, outcome.done or answered)
+    acted = _SEARCHED.search(said.action)  # the first of the two counts, as on the server
+    return Outcome(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
 
 
 def _browsed(answer: Any, said: Said) -> Outcome:
     """WebArena judges only when the agent stops; what it says at other times is no reward."""
     terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
-    reward = _number(answer, "reward") if terminated else 0.0
-    return Outcome(
-        observed(answer), reward, terminated or truncated, {"truncated": float(truncated and not terminated)}
-    )
+    reward, text = _number(answer, "reward") if terminated else 0.0, observed(answer)
+    # whatever was raised inside the server comes as an observation without `info`: an action that cannot be read, or a dead browser
+    raised = answer.get("info", {}) is None
+    if raised and _BROWSER_GONE.search(text):
+        raise EnvironmentFailed(f"the server's browser is gone: {as_text(text)[:200]}")
+    cut = {"truncated": float(truncated and not terminated)}
+    return Outcome(text, reward, terminated or truncated, invalid=raised, metrics=cut)
 
 
 # ------------------------------------------------------------------------------------------------ the table

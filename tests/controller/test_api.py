@@ -8,7 +8,7 @@ import pytest
 
 from ludus.controller.api import make_app
 from ludus.controller.server import Controller, Settings
-from tests.controller.plane import FakeWorker, controller, plane, run, settle, task
+from tests.controller.plane import FakeWorker, controller, plane, run, settle, task, until
 
 TOKENS = "ann token-a\nbob token-b\nold token-o 2020-01-01\ncluster token-c 2999-12-31T00:00+00:00\n"
 
@@ -273,16 +273,30 @@ def test_sessions_are_listed_with_filters_and_by_pages():
 
 def test_a_worker_is_drained_and_undrained():
     async def test():
-        async with web() as (_, worker, http):
+        async with web() as (served, worker, http):
             assert (await http.post("/workers/w1/drain")).json()["state"] == "drained"
             [row] = (await http.get("/workers")).json()
             assert row["state"] == "drained"
             assert row["slots"] == 4
             late = await http.post("/sessions", json=opening(wait_s=0.1))
             assert late.status_code == 503
+            queued = asyncio.ensure_future(http.post("/sessions", json=opening()))
+            await until(lambda: len(served.controller.roster.waiting) == 1)
             assert (await http.post("/workers/w1/undrain")).json()["state"] == "fit"
-            assert worker.drains == [True, False]
-            assert (await http.post("/sessions", json=opening())).status_code == 201
+            await until(lambda: worker.drains == [True, False])
+            assert (await queued).status_code == 201
+
+    run(test())
+
+
+def test_a_client_that_hangs_up_leaves_the_queue():
+    async def test():
+        async with web(slots=1) as (served, _, http):
+            await http.post("/sessions", json=opening(0))
+            queued = asyncio.ensure_future(http.post("/sessions", json=opening(1)))
+            await until(lambda: len(served.controller.roster.waiting) == 1)
+            queued.cancel()
+            await until(lambda: len(served.controller.roster.waiting) == 0)
 
     run(test())
 
@@ -325,6 +339,7 @@ def test_the_description_says_what_a_body_is():
     opening = described["components"]["schemas"]["Open"]
     assert opening["required"] == ["task", "seed", "request_id"]
     assert "queue for a free slot" in opening["properties"]["wait_s"]["description"]
+    assert "same turn again" in described["components"]["schemas"]["ActBody"]["properties"]["request_id"]["description"]
     body = described["paths"]["/sessions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/Open"}
     for path, methods in described["paths"].items():

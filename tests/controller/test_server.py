@@ -1,9 +1,12 @@
 import asyncio
+import contextlib
+import time
 
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ludus.controller.protocol import (
+    MAX_FRAME_BYTES,
     AskTasks,
     Close,
     Described,
@@ -552,6 +555,32 @@ def test_a_frame_that_is_no_frame_ends_the_link_and_nobody_elses():
             with pytest.raises(ConnectionClosed):
                 await bad.connection.recv()
             assert await client.open()
+
+    run(test())
+
+
+def test_a_frame_too_large_ends_its_link_and_nobody_elses():
+    async def test():
+        async with plane() as (served, _, client):
+            bad = await dial(served.url, "/link")
+            with contextlib.suppress(ConnectionClosed):
+                await bad.connection.send(b"x" * (MAX_FRAME_BYTES + 1))
+            assert "too big" in await asyncio.wait_for(bad.running, 5)
+            assert await client.open()
+
+    run(test())
+
+
+def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch):
+    async def test():
+        async with plane() as (served, _, client):
+            opened = await client.open()
+            for jump in (86400, -86400):
+                now = time.time() + jump
+                monkeypatch.setattr(time, "time", lambda now=now: now)
+                await asyncio.sleep(0.3)
+                assert await client.start(opened.session_id)
+            assert "w1" in served.controller.roster.seats
 
     run(test())
 

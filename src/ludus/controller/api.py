@@ -10,8 +10,9 @@ DELETE /sessions/{id}         close it                            WS   /link, /l
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -141,14 +142,21 @@ async def _worker_link(websocket: WebSocket) -> None:
 # ------------------------------------------------------------------------------------------------ what routes are given
 
 
-def controller_of(request: Request) -> Controller:
+# Routes and what they depend on are async, also where they wait for nothing: others would run on threads, beside the loop's own work.
+
+
+async def controller_of(request: Request) -> Controller:
+    return _controller(request)
+
+
+def _controller(request: Request) -> Controller:
     controller: Controller = request.app.state.controller
     return controller
 
 
-def client_of(request: Request) -> str:
+async def client_of(request: Request) -> str:
     """Who calls, by the token; counted against its rate."""
-    controller = controller_of(request)
+    controller = _controller(request)
     client = controller.tokens.client(request.headers.get("authorization"))
     controller.metrics.calls.labels(call=request.scope["route"].name, by="http").inc()
     controller.rates.take(client)
@@ -172,13 +180,27 @@ async def read(request: Request, record: type[T]) -> T:
         raise ControllerFailed(f"the body is no JSON: {error}", status=400) from None
 
 
+async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """A client that hangs up gives up its place in the queue."""
+    working, hanging_up = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({working, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ControllerFailed("the client hung up", status=499)
+        return working.result()
+    finally:
+        for task in (working, hanging_up):
+            task.cancel()
+        await asyncio.gather(working, hanging_up, return_exceptions=True)
+
+
 def json(value: Any, *, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-def _on_failure(request: Request, error: Exception) -> Response:
+async def _on_failure(request: Request, error: Exception) -> Response:
     fault = _fault(error)
-    controller_of(request).metrics.refused.labels(status=fault.status).inc()
+    _controller(request).metrics.refused.labels(status=fault.status).inc()
     headers = HEADERS.get(fault.status)
     return Response(encode(fault), fault.status, headers=headers, media_type="application/json")
 
@@ -202,20 +224,20 @@ router = APIRouter()
 
 
 @open_router.get("/health", responses=answers(Health))
-def health(controller: Controlled) -> Response:
+async def health(controller: Controlled) -> Response:
     """Whether the service runs; needs no token."""
     roster = controller.roster
     return json(Health("ok", len(roster.seats), len(roster.sessions), len(roster.waiting)))
 
 
 @router.get("/metrics", tags=["service"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(controller: Controlled, client: Client) -> Response:
+async def metrics(controller: Controlled, client: Client) -> Response:
     """Figures for Prometheus."""
     return Response(controller.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 @router.get("/environments", tags=["environments"], responses=answers(tuple[Described, ...]))
-def list_environments(controller: Controlled, client: Client) -> Response:
+async def list_environments(controller: Controlled, client: Client) -> Response:
     """What the workers offer."""
     return json(controller.environments())
 
@@ -238,11 +260,12 @@ async def list_tasks(
 )
 async def open_session(request: Request, controller: Controlled, client: Client) -> Response:
     """Open a session for a task. Waits for a free slot, at most `wait_s`."""
-    return json(await controller.open(await read(request, Open), client=client), status=201)
+    wanted = await read(request, Open)
+    return json(await _while_connected(request, controller.open(wanted, client=client)), status=201)
 
 
 @router.get("/sessions", tags=["sessions"], responses=answers(SessionPage))
-def list_sessions(
+async def list_sessions(
     controller: Controlled,
     client: Client,
     environment: str = "",
@@ -277,7 +300,7 @@ async def withdraw_request(request: Request, controller: Controlled, client: Cli
 
 
 @router.get("/sessions/{session_id}", tags=["sessions"], responses=answers(SessionRow, faults=GONE))
-def show_session(session_id: str, controller: Controlled, client: Client) -> Response:
+async def show_session(session_id: str, controller: Controlled, client: Client) -> Response:
     """One session of yours; when it is over, why."""
     ask = controller.roster.waiting.get(session_id)
     if ask is not None and ask.client == client:
@@ -325,19 +348,19 @@ async def solve(session_id: str, request: Request, controller: Controlled, clien
 
 
 @router.get("/workers", tags=["workers"], responses=answers(tuple[WorkerRow, ...]))
-def list_workers(controller: Controlled, client: Client) -> Response:
+async def list_workers(controller: Controlled, client: Client) -> Response:
     return json([_worker_row(seat) for seat in controller.roster.seats.values()])
 
 
 @router.post("/workers/{worker_id}/drain", tags=["workers"], responses=answers(WorkerRow, faults=(404,)))
-def drain_worker(worker_id: str, controller: Controlled, client: Client) -> Response:
+async def drain_worker(worker_id: str, controller: Controlled, client: Client) -> Response:
     """Place nothing more on it; what it hosts goes on. Survives restarts, its and the controller's."""
     controller.drain(worker_id, draining=True)
     return json(_worker_row(controller.roster.seats[worker_id]))
 
 
 @router.post("/workers/{worker_id}/undrain", tags=["workers"], responses=answers(WorkerRow, faults=(404,)))
-def undrain_worker(worker_id: str, controller: Controlled, client: Client) -> Response:
+async def undrain_worker(worker_id: str, controller: Controlled, client: Client) -> Response:
     """Use it again."""
     controller.drain(worker_id, draining=False)
     return json(_worker_row(controller.roster.seats[worker_id]))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import textwrap
+import re
+import sys
 from typing import Any
 
 import msgspec
@@ -78,14 +78,10 @@ def _ref(record: Any) -> dict[str, Any]:
 
 def _add_field_texts(schema: dict[str, Any], record: type) -> None:
     """A field's docstring is its help text, here too."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
-    assert isinstance(body, ast.ClassDef)
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-            assert isinstance(field.target, ast.Name)
-            prop = schema["properties"][field.target.id]
-            described = {"description": str(text.value.value)}
-            # Beside a $ref, other keys would be ignored.
-            schema["properties"][field.target.id] = (
-                {"allOf": [prop], **described} if "$ref" in prop else {**prop, **described}
-            )
+    source = inspect.getsource(sys.modules[record.__module__])
+    block = re.split(rf"^class {record.__name__}\b", source, flags=re.MULTILINE)[1]
+    block = re.split(r"\n(?=\S)", block, maxsplit=1)[0]
+    for name, text in re.findall(r'^    (\w+): [^\n]*\n    """(.+?)"""', block, flags=re.MULTILINE | re.DOTALL):
+        prop = schema["properties"][name]
+        # Beside a $ref, other keys would be ignored.
+        schema["properties"][name] = {**({"allOf": [prop]} if "$ref" in prop else prop), "description": text}

@@ -306,7 +306,9 @@ class Controller:
                 f"request {request.request_id!r} asked for task {ask.task_id} before, now for {request.task.id}; use a new id",
                 status=409,
             )
-        return pending or self._opened(session_id)
+        if pending is not None:
+            return pending
+        return self._opened(self.roster.find(session_id, client=client).id)
 
     def _ask(self, request: Open, *, client: str) -> _Pending:
         now = self._clock()

@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help setup setup-lint setup-benchmark quickstart test lint types benchmark clean
+.PHONY: help sandbox-tools setup setup-lint setup-benchmark quickstart test lint types benchmark clean
 
 help:
 	@echo "make quickstart   a tiny agent learns three worlds on this machine's CPU (minutes)"
@@ -37,7 +37,18 @@ setup-benchmark: $(VENV)/.setup-benchmark
 quickstart: setup
 	$(BIN)/ludus quickstart
 
-test: setup
+# The tests of the sandbox drivers are real where these can be had; elsewhere they are skipped, and say why.
+SANDBOX_PACKAGES := bubblewrap podman runc busybox-static
+sandbox-tools:
+	@if dpkg -s $(SANDBOX_PACKAGES) >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SANDBOX_PACKAGES) >/dev/null 2>&1; then \
+	  echo "installed $(SANDBOX_PACKAGES) for the tests of the sandbox drivers"; \
+	else \
+	  echo "not all of $(SANDBOX_PACKAGES) can be installed here: the tests of their sandbox drivers are skipped"; \
+	fi
+
+test: setup sandbox-tools
 	$(BIN)/python -m pytest -n 2
 
 lint: setup-lint

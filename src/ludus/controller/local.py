@@ -54,7 +54,7 @@ class LocalClient:
     ) -> HostedSession | PennedSession:
         """`label` names the session's sandbox."""
         if task.environment in self._apart:
-            return await self._pens.open(task, seed=seed, timeout_s=timeout_s)
+            return await self._pens.open(task, seed=seed, timeout_s=timeout_s, label=label)
         environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
         try:
             async with clock:

@@ -44,6 +44,7 @@ class Spec(Record, frozen=True):
 class OpenTask(Record, frozen=True):
     task: Task
     seed: int
+    label: str = ""
 
 
 class Propose(Record, frozen=True):
@@ -109,7 +110,7 @@ class Pen:
     async def open(self, ask: OpenTask) -> None:
         assert self._environment is not None
         assert self._session is None
-        self._session = await self._host.open(self._environment, ask.task, seed=ask.seed)
+        self._session = await self._host.open(self._environment, ask.task, seed=ask.seed, label=ask.label)
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -87,12 +87,12 @@ class Pens:
                 await pen.call("tasks", split, answer=tuple[Task, ...], where=f"{environment}: tasks({split!r})")
             )
 
-    async def open(self, task: Task, *, seed: int, timeout_s: float) -> PennedSession:
+    async def open(self, task: Task, *, seed: int, timeout_s: float, label: str = "") -> PennedSession:
         """Waits for room; only then does the clock of `timeout_s` run."""
         pen = await self._take(task.environment)
         try:
             async with asyncio.timeout(timeout_s):
-                await pen.call("open", OpenTask(task, seed), where=f"{task.id}: open")
+                await pen.call("open", OpenTask(task, seed, label), where=f"{task.id}: open")
         except TimeoutError:
             self._give_back(pen)
             raise TurnTimeout(f"{task.id}: open exceeded {timeout_s:g} s") from None

@@ -38,7 +38,7 @@ class WorkersClient(RemoteClient):
         """Logs and the workers' run file go to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         token = secrets.token_hex(16)
-        environ = {"LUDUS_TOKEN": token}
+        environ = {"LUDUS_TOKEN": token, "LUDUS_RUN": config.name}
         controller = _controller(folder, environ)
         workers: list[Child] = []
         try:

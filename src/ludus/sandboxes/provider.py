@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -42,7 +43,8 @@ def need_of(declared: Any, *, image: str = "") -> Need:
 
 class Sandboxes:
     def __init__(self, *, run: str = "", state: Path | None = None, warm: int = WARM) -> None:
-        self._run, self._given_state, self._warm = run, state, warm
+        """`run` is part of every sandbox's label; empty: LUDUS_RUN, which a run sets for its own workers."""
+        self._run, self._given_state, self._warm = run or os.environ.get("LUDUS_RUN", ""), state, warm
         self._lock = threading.RLock()
         self._lease: Lease | None = None
         self._holder: Holder | None = None

@@ -15,7 +15,20 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 from ludus.controller.local import LocalClient
-from ludus.controller.protocol import Act, Close, Ended, OpenHere, Renew, Renewed, Running, Solve, Start
+from ludus.controller.protocol import (
+    Act,
+    Close,
+    Ended,
+    Fault,
+    OpenHere,
+    Renew,
+    Renewed,
+    Running,
+    Solve,
+    Start,
+    error_of,
+    fault_of,
+)
 from ludus.errors import ControllerFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Observation
 
@@ -34,7 +47,7 @@ class Sessions:
         self.draining = False
         self._on_ended = on_ended
         self._live: dict[str, LiveSession] = {}
-        self._over: dict[str, LudusError] = {}
+        self._over: dict[str, Fault] = {}
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -53,13 +66,23 @@ class Sessions:
         await session.opened()
 
     async def start(self, call: Start, *, trusted: bool = False) -> Observation:
-        return await self._find(call, trusted=trusted).start()
+        session = self._find(call, trusted=trusted)
+        return await session.joined(session.start())
 
     async def act(self, call: Act, *, trusted: bool = False) -> Observation:
-        return await self._find(call, trusted=trusted).act(call)
+        session = self._find(call, trusted=trusted)
+        return await session.joined(session.act(call))
 
     async def solve(self, call: Solve, *, trusted: bool = False) -> Action:
-        return await self._find(call, trusted=trusted).solve(call)
+        session = self._find(call, trusted=trusted)
+        return await session.joined(session.solve(call))
+
+    def begun(self, call: Start | Act | Solve, *, trusted: bool = False) -> asyncio.Task[Any]:
+        """The same, for a link: the task itself, which it answers from. Awaiting it would be another task for every turn."""
+        session = self._find(call, trusted=trusted)
+        if isinstance(call, Act):
+            return session.act(call)
+        return session.solve(call) if isinstance(call, Solve) else session.start()
 
     async def close(self, call: Close, *, trusted: bool = False) -> None:
         if call.session_id in self._live:
@@ -94,8 +117,9 @@ class Sessions:
         """`trusted`: it came from the controller, which has asked who its client is; without a key it is the controller's own word."""
         session = self._live.get(call.session_id)
         if session is None:
-            over = self._over.get(call.session_id)
-            raise over or ControllerFailed(f"no session {call.session_id[:64]!r} on this worker", status=404)
+            if (over := self._over.get(call.session_id)) is not None:
+                raise error_of(over)
+            raise ControllerFailed(f"no session {call.session_id[:64]!r} on this worker", status=404)
         if not (trusted and not call.key) and not hmac.compare_digest(call.key.encode(), session.here.key.encode()):
             raise ControllerFailed(f"the key does not fit session {call.session_id}", status=403)
         return session
@@ -107,7 +131,7 @@ class Sessions:
             self._empty.set()
         if ended is not None:
             assert session.over is not None
-            self._over[session.id] = session.over
+            self._over[session.id] = fault_of(session.over)  # not the error itself, whose traceback holds the session
             while len(self._over) > MAX_REMEMBERED:
                 del self._over[next(iter(self._over))]
             self._on_ended(ended)
@@ -147,23 +171,20 @@ class LiveSession:
     # -------------------------------------------------------------------------------------------- calls
 
     async def opened(self) -> None:
-        await self._joined(self._answers["open"][1])
+        await self.joined(self._answers["open"][1])
 
-    async def start(self) -> Observation:
-        observation: Observation = await self._once("start", None, lambda: self._session.start())
-        return observation
+    def start(self) -> asyncio.Task[Observation]:
+        return self._once("start", None, lambda: self._session.start())
 
-    async def act(self, act: Act) -> Observation:
+    def act(self, act: Act) -> asyncio.Task[Observation]:
         which = (act.turn, act.request_id)
         if self._known("act", which) is None:
             self._require_turn(act.turn)
-        observation: Observation = await self._once("act", which, lambda: self._session.act(act.action))
-        return observation
+        return self._once("act", which, lambda: self._session.act(act.action))
 
-    async def solve(self, solve: Solve) -> Action:
+    def solve(self, solve: Solve) -> asyncio.Task[Action]:
         which = (self._turn, solve.player, solve.seed)
-        action: Action = await self._once("solve", which, lambda: self._session.propose(solve.player, seed=solve.seed))
-        return action
+        return self._once("solve", which, lambda: self._session.propose(solve.player, seed=solve.seed))
 
     def _known(self, kind: str, which: Any) -> asyncio.Task[Any] | None:
         known = self._answers.get(kind)
@@ -182,8 +203,8 @@ class LiveSession:
                 f"session {self.id}: got turn {turn}, expected turn {self._turn}; {done}", status=409
             )
 
-    async def _once(self, kind: str, which: Any, work: Callable[[], Awaitable[T]]) -> T:
-        """The answer to the call: it is carried out, unless this very call was made before."""
+    def _once(self, kind: str, which: Any, work: Callable[[], Awaitable[T]]) -> asyncio.Task[T]:
+        """The task of the call: it is carried out, unless this very call was made before."""
         self.renew()
         task = self._known(kind, which)
         if task is None:
@@ -198,9 +219,9 @@ class LiveSession:
             task = self._busy = asyncio.create_task(self._in_time(kind, work))
             task.add_done_callback(_retrieved)
             self._answers[kind] = (which, task)
-        return await self._joined(task)
+        return task
 
-    async def _joined(self, task: asyncio.Task[T]) -> T:
+    async def joined(self, task: asyncio.Task[T]) -> T:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -225,6 +246,12 @@ class LiveSession:
         except TurnTimeout as error:  # it held the loop
             self._break(error)
             raise
+        except asyncio.CancelledError:
+            if self.over is not None:
+                raise self.over from None
+            raise
+        finally:
+            self.renew()
 
     async def _open(self) -> None:
         wanted = self.here.open

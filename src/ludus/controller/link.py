@@ -13,6 +13,7 @@ import asyncio
 import inspect
 import itertools
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -24,7 +25,6 @@ from ludus.controller.protocol import (
     decode,
     decode_frame,
     encode,
-    encode_frame,
     error_of,
     fault_of,
 )
@@ -62,7 +62,8 @@ class Endpoint:
 class Link:
     """`endpoints` maps the names the other end may call to (type of the body, function); functions may be async or plain.
 
-    A plain function must be quick: it runs on the loop, before the next envelope is read.
+    A plain function must be quick: it runs on the loop, before the next envelope is read. What an async one does ends with the link; a
+    future that a function returns is answered from and left alone.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Link:
         self.peer = peer
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
-        self._outbox: list[Envelope] = []
+        self._outbox: list[bytes] = []
         self._has_mail = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
         self._over: str | None = None
@@ -130,7 +131,7 @@ class Link:
     # -------------------------------------------------------------------------------------------- writing
 
     def _post(self, envelope: Envelope) -> None:
-        self._outbox.append(envelope)
+        self._outbox.append(encode(envelope))
         self._has_mail.set()
 
     async def _write(self) -> None:
@@ -141,7 +142,7 @@ class Link:
                 mail, self._outbox = self._outbox[:count], self._outbox[count:]
                 if not self._outbox:
                     self._has_mail.clear()
-                await self._connection.send(encode_frame(mail))
+                await self._connection.send(b"[" + b",".join(mail) + b"]")
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -172,7 +173,9 @@ class Link:
         except Exception as error:
             self._answer(envelope.id, error=fault_of(error))
             return
-        if inspect.isawaitable(result):
+        if isinstance(result, asyncio.Future):
+            result.add_done_callback(partial(self._answer_from, envelope.id))
+        elif inspect.isawaitable(result):
             task = asyncio.ensure_future(self._finish(envelope.id, result))
             self._serving.add(task)
             task.add_done_callback(self._serving.discard)
@@ -189,6 +192,14 @@ class Link:
             self._answer(number, error=fault_of(error))
         else:
             self._answer(number, body=body)
+
+    def _answer_from(self, number: int, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            self._answer(number, error=Fault("WorkerLost", "the call was cancelled on the other end", 503))
+        elif (error := future.exception()) is not None:
+            self._answer(number, error=fault_of(error))
+        else:
+            self._answer(number, body=future.result())
 
     def _answer(self, number: int, *, body: Any = None, error: Fault | None = None) -> None:
         if not number or self._over is not None:
@@ -223,11 +234,11 @@ def _packed(body: Any) -> msgspec.Raw:
     return msgspec.Raw(packed)
 
 
-def _frameful(envelopes: list[Envelope]) -> int:
+def _frameful(envelopes: list[bytes]) -> int:
     """How many of these make the next frame: at least one, and no more than the other end should wait for."""
     size = 0
     for count, envelope in enumerate(envelopes[:MAX_ENVELOPES]):
-        size += len(bytes(envelope.body))
+        size += len(envelope)
         if count and size > FRAME_BYTES:
             return count
     return min(len(envelopes), MAX_ENVELOPES)

@@ -156,9 +156,9 @@ class Worker:
     def _turns(self, *, trusted: bool) -> dict[str, Endpoint]:
         sessions = self.sessions
         return {
-            "start": Endpoint(Start, lambda body: sessions.start(body, trusted=trusted)),
-            "act": Endpoint(Act, lambda body: sessions.act(body, trusted=trusted)),
-            "solve": Endpoint(Solve, lambda body: sessions.solve(body, trusted=trusted)),
+            "start": Endpoint(Start, lambda body: sessions.begun(body, trusted=trusted)),
+            "act": Endpoint(Act, lambda body: sessions.begun(body, trusted=trusted)),
+            "solve": Endpoint(Solve, lambda body: sessions.begun(body, trusted=trusted)),
             "close": Endpoint(Close, lambda body: sessions.close(body, trusted=trusted)),
             "renew": Endpoint(Renew, sessions.renew),
         }

@@ -146,7 +146,7 @@ def processes(*command: str, log: Path, told: str = "") -> Iterator[subprocess.P
         started.wait()
 
 
-def until(holds: Callable[[], Any], *, limit_s: float = 40.0, what: str = "it") -> Any:
+def until(holds: Callable[[], Any], *, limit_s: float = 90.0, what: str = "it") -> Any:
     """What `holds` answers, once that is true; a test that waits for longer fails."""
     give_up = time.monotonic() + limit_s
     while not (value := holds()):

@@ -38,7 +38,9 @@ def results(plane: Plane, has: Any, tmp_path_factory: pytest.TempPathFactory) ->
             ),
             *("--chat-completions", "--concurrency", "6", "--indices-range", "0-2", "--output", str(folder)),
         ]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        )
     assert done.returncode == 0, done.stderr
     found = list(folder.rglob("results.jsonl"))
     assert found, done.stderr + done.stdout

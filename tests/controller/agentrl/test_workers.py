@@ -134,7 +134,7 @@ def test_a_class_that_knows_nothing_of_cancelling_leaks_no_slot(has):
             await session.close()
 
     plane = has("shelf")
-    with_client(plane, play)
+    with_client(plane, play, wait_s=10.0)
     assert plane.num_sessions("shelf") == 0
     assert not plane.worker("shelf").stuck
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 
+import aiohttp
 import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -272,12 +274,21 @@ def test_no_body_makes_it_fail(api, path, body, header):
 
 
 def test_a_token_travels_as_the_password_of_the_url(tmp_path):
+    """As their evaluator (httpx) and their worker (aiohttp) send it."""
     tokens = tmp_path / "tokens"
     tokens.write_text("trainer secret-token\n")
+
+    async def beat(url: str) -> int:
+        async with aiohttp.ClientSession() as session, session.post(f"{url}/receive_heartbeat", json={}) as response:
+            return response.status
+
     with Plane(tokens=str(tokens), ours=False) as plane:
         rest = plane.api.removeprefix("http://")
-        assert httpx.get(f"{plane.api}/get_indices?name=x").status_code == 401
-        assert httpx.get(f"http://any:wrong@{rest}/get_indices?name=x").status_code == 401
-        assert httpx.get(f"http://any:secret-token@{rest}/get_indices?name=x").status_code == 400, (
-            "who are you is settled"
-        )
+        for who, status in {
+            "": 401,
+            "any:wrong@": 401,
+            "any:secret-token@": 400,
+        }.items():  # 400: known, but asks nonsense
+            with httpx.Client(base_url=f"http://{who}{rest}") as client:
+                assert client.get("get_indices", params={"name": "x"}).status_code == status
+            assert asyncio.run(beat(f"http://{who}{rest}")) == status

@@ -240,10 +240,6 @@ def decode(data: bytes | msgspec.Raw, as_type: type[T]) -> T:
         raise ConfigError(f"not a valid {getattr(as_type, '__name__', as_type)}: {error}") from None
 
 
-def encode_frame(envelopes: list[Envelope]) -> bytes:
-    return _encoder.encode(envelopes)
-
-
 def decode_frame(data: bytes | str) -> tuple[Envelope, ...]:
     try:
         return _envelopes.decode(data)

@@ -11,6 +11,7 @@ one ends the worker at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import http
 import logging
 import os
@@ -57,6 +58,8 @@ CLOSE_S = 10.0
 """How long the end waits for sessions to be closed."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 MAX_THREADS = 512
+GARBAGE = (20_000, 10, 10)
+"""Thresholds of the collector. Thousands of sessions are many objects to look through, and a turn leaves few cycles behind."""
 _log = logging.getLogger(__name__)
 
 
@@ -281,6 +284,7 @@ def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoRetu
     from ludus.controller.logs import log_json_lines
 
     log_json_lines()
+    gc.set_threshold(*GARBAGE)
 
     async def main() -> NoReturn:
         status = await Worker(environments, **settings).run()

@@ -30,12 +30,12 @@ from ludus.errors import EnvironmentFailed
 from ludus.types import Action, Message, Observation, Task
 
 
-def run(test, *, limit_s=20):
+def run(test, *, limit_s=60):
     asyncio.run(asyncio.wait_for(test, limit_s))
 
 
 def controller(**settings):
-    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 2.0, **settings}))
+    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 10.0, **settings}))
 
 
 def task(number=0, *, environment="maze"):
@@ -51,7 +51,7 @@ def settle(served):
     served.controller.roster._settled_at = None
 
 
-async def until(condition, *, limit_s=5.0):
+async def until(condition, *, limit_s=20.0):
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)

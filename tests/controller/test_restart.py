@@ -25,9 +25,9 @@ class Plane:
         self._processes = []
 
     async def start_controller(self):
-        options = ["--port", str(self.port), "--state", str(self.state), "--heartbeat-s", "0.5", "--grace-s", "1"]
+        options = ["--port", str(self.port), "--state", str(self.state), "--heartbeat-s", "1.5", "--grace-s", "1"]
         self.controller = await self._start("controller", *options, stdout=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             self.url = (await self.controller.stdout.readline()).decode().split()[-1]
         self.port = int(self.url.rpartition(":")[2])
 
@@ -35,7 +35,7 @@ class Plane:
         already = len(await self.workers())
         environment = "ludus.environments.fake:FakeEnvironment"
         worker = await self._start("worker", environment, "--controller", self.url, "--slots", "4")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while len(await self.workers()) == already:
                 await asyncio.sleep(0.05)
         return worker
@@ -69,7 +69,7 @@ def played(test, tmp_path):
         try:
             await plane.start_controller()
             worker = await plane.start_worker()
-            client = await RemoteClient.connect(plane.url, patience_s=20)
+            client = await RemoteClient.connect(plane.url, patience_s=60)
             try:
                 await test(plane, worker, client)
             finally:
@@ -77,7 +77,7 @@ def played(test, tmp_path):
         finally:
             await plane.close()
 
-    asyncio.run(asyncio.wait_for(play(), 60))
+    asyncio.run(asyncio.wait_for(play(), 180))
 
 
 async def opened(client, number=0):
@@ -104,7 +104,7 @@ def test_a_killed_controller_comes_back_and_finds_sessions_slots_and_clients(tmp
         assert row["num_sessions"] == 4
         for session in sessions:
             await session.close()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while (await plane.workers())[0]["num_sessions"] != 1:
                 await asyncio.sleep(0.02)
 

@@ -1,9 +1,10 @@
-"""AgentRL's own command line for every line of stdin: `NAME CONFIG CONTROLLER PORT`. Forked, because importing it takes seconds."""
+"""AgentRL's own command line for every line of stdin: `NAME CONFIG CONTROLLER PORT`. Forked: importing it takes seconds."""
 
 from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 import agentrl.worker.config
@@ -32,8 +33,10 @@ def serve(name: str, config: str, controller: str, port: str) -> None:
 
 if __name__ == "__main__":
     for line in sys.stdin:
+        if not line.strip():
+            break
         if os.fork() == 0:
             serve(*line.split())
             os._exit(0)
-    while True:
-        os.wait()
+    sys.stdin.read()  # ends when whoever started us is gone, however it went
+    os.killpg(0, signal.SIGKILL)

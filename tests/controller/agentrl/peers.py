@@ -137,12 +137,13 @@ def processes(*command: str, log: Path, told: str = "") -> Iterator[subprocess.P
             start_new_session=True,
         )
     assert started.stdin is not None
-    with started.stdin as stdin:
-        stdin.write(told.encode())
+    started.stdin.write(f"{told}\n".encode())
+    started.stdin.flush()  # and left open: it tells the program that we live
     try:
         yield started
     finally:
         os.killpg(started.pid, signal.SIGKILL)
+        started.stdin.close()
         started.wait()
 
 

@@ -48,9 +48,8 @@ class Machine:
         for planned in plan.passes:
             for chunk in planned.chunks:
                 self.compute(chunk)
-                token = rng.randrange(100) if rng else 7
-                drawn = {"token": token, "logprob": -1.0} if chunk.samples else {}
-                if completion := self.schedule.advance(chunk, **drawn):
+                drawn = [(rng.randrange(100) if rng else 7, -1.0) for _ in range(planned.steps) if chunk.samples]
+                if completion := self.schedule.advance(chunk, drawn=drawn):
                     self.done.append((chunk.request, completion))
 
     def compute(self, chunk: Chunk) -> None:
@@ -89,7 +88,7 @@ def test_prompts_share_the_prefill_budget_while_decoding_goes_on_in_every_step()
         (planned,) = schedule.plan().passes
         counts.append([chunk.count for chunk in planned.chunks])
         for chunk in planned.chunks:
-            schedule.advance(chunk, **({"token": 7} if chunk.samples else {}))
+            schedule.advance(chunk, drawn=[(7, 0.0)] if chunk.samples else ())
     assert counts == [[1, 8], [1, 8], [1, 4]]
 
 

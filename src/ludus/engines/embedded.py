@@ -32,6 +32,10 @@ from ludus.types import CURRENT, Completion, Sampling
 from ludus.weights.channel import Channel
 
 T = TypeVar("T")
+DECODE_STEPS = 8
+"""Tokens drawn in a row on a GPU before the host looks: it would otherwise be what the device waits for."""
+GATHER_S, QUIET_S = 0.005, 0.001
+"""How long a GPU's thread waits for the next turns of sequences that ended together, and how long when none comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,27 @@ class EmbeddedEngine:
         self, model: PreTrainedModel, *, channel: Channel, config: EngineConfig, max_tokens: int, version: int = 0
     ) -> None:
         num_slots = max(config.max_cached, config.max_running)
-        self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
+        on_gpu = model.device.type == "cuda" and not config.deterministic
+        decode_steps = DECODE_STEPS if on_gpu else 1
+        if on_gpu:
+            from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
+
+            self._policies: Policies = CudaPolicies(
+                model,
+                num_slots=num_slots,
+                max_tokens=max_tokens,
+                max_running=config.max_running,
+                steps=decode_steps,
+            )
+        else:
+            self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
         self._schedule = Schedule(
             num_slots=num_slots,
             slot_tokens=max_tokens,
             max_running=config.max_running,
             prefill_tokens=config.prefill_tokens,
             deterministic=config.deterministic,
+            decode_steps=decode_steps,
         )
         self._schedule.loaded(CURRENT, version=version)
         self._channel, self._threads = channel, config.threads
@@ -84,7 +102,7 @@ class EmbeddedEngine:
             threading.Lock()
         )  # between a call that comes in and the thread's end: none may be accepted and forgotten
         self._closing = False
-        self._num_sampled = self._num_prefilled = 0
+        self._num_sampled = self._num_prefilled = self._num_ended = 0
         self._busy_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
         self._thread.start()
@@ -212,15 +230,25 @@ class EmbeddedEngine:
     def _take_commands(self) -> bool:
         """Everything that came in since the last step; sleeps when there is nothing to compute. False: close."""
         block = not (self._schedule.running or self._schedule.waiting)
+        give_up = time.perf_counter() + self._patience_s()
         while not self._closing:
+            left = give_up - time.perf_counter()
             try:
-                command = self._inbox.get(block=block)
+                command = self._inbox.get(
+                    block=block or left > 0, timeout=None if block or left <= 0 else min(left, QUIET_S)
+                )
             except Empty:
                 break
             command()
             block = False
         self._deliver()
         return not self._closing
+
+    def _patience_s(self) -> float:
+        """When most sequences have just ended, their next turns are about to come: one pass for them all is cheaper than several."""
+        most_ended = self._num_ended > len(self._schedule.running)
+        self._num_ended = 0
+        return GATHER_S if most_ended and self._schedule.decode_steps > 1 else 0.0
 
     def _step(self) -> None:
         began = time.perf_counter()
@@ -235,28 +263,27 @@ class EmbeddedEngine:
         self._busy_s += time.perf_counter() - began
 
     def _compute(self, planned: Pass) -> None:
-        sampling = [chunk.request for chunk in planned.chunks if chunk.samples]
-        uniforms = [self._uniform(request) for request in sampling]
-        drawn = iter(self._policies.run(planned, uniforms=uniforms))
+        noises = [self._noise(chunk.request) for chunk in planned.chunks if chunk.samples]
+        drawn = iter(self._policies.run(planned, noises=noises))
         for chunk in planned.chunks:
             request = chunk.request
             self._num_prefilled += max(0, min(chunk.end, request.num_prompt) - chunk.start)
-            if not chunk.samples:
-                self._schedule.advance(chunk)
-                continue
-            token, logprob = next(drawn)
-            if not math.isfinite(logprob):
+            pairs = next(drawn) if chunk.samples else []
+            if not all(math.isfinite(logprob) for _, logprob in pairs):
                 self._schedule.advance(chunk)
                 self._refuse(request)
                 continue
-            self._num_sampled += 1
-            if completion := self._schedule.advance(chunk, token=token, logprob=logprob):
+            already = request.num_sampled
+            completion = self._schedule.advance(chunk, drawn=pairs)
+            self._num_sampled += request.num_sampled - already
+            if completion is not None:
+                self._num_ended += 1
                 self._settle(self._generations.pop(request), result=completion)
 
-    def _uniform(self, request: Request) -> float:
+    def _noise(self, request: Request) -> Noise:
         noise = self._generations[request].noise
         assert noise is not None, "a generation has noise"
-        return noise.at(len(request.ids))
+        return noise
 
     def _refuse(self, request: Request) -> None:
         version = self._schedule.versions[request.policy]
@@ -277,7 +304,7 @@ class EmbeddedEngine:
         if call is None:
             return  # it was over before the cancellation arrived
         if spill := self._schedule.cancel(request):
-            self._policies.cache.clear(spill.slot, count=spill.count)
+            self._policies.clear(spill)
         self._leave_queue(call)
         self._calls.discard(call)
 

@@ -18,13 +18,13 @@ class Noise:
     """SplitMix64 in counter mode, so that any position's number can be made alone. Plain integers: a generation ends after a few tokens
     more often than not, and an array for all it might have sampled costs more than the few."""
 
-    __slots__ = ("_origin",)
+    __slots__ = ("origin",)
 
     def __init__(self, seed: int) -> None:
-        self._origin = _mix(seed & _MASK)
+        self.origin = _mix(seed & _MASK)
 
     def at(self, position: int) -> float:
-        return (_mix((self._origin + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
+        return (_mix((self.origin + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
 
 
 def _mix(z: int) -> int:

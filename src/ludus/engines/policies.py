@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ludus.engines.noise import Noise
 from ludus.engines.sample import draw, log_softmax
-from ludus.engines.schedule import Chunk, Copy, Pass
+from ludus.engines.schedule import Chunk, Copy, Pass, Spill
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
 from ludus.models.served import forward, serve
@@ -26,9 +27,7 @@ class Policies:
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
         model.requires_grad_(False)
         serve(model, max_tokens=max_tokens)
-        self._models = {CURRENT: model}
-        self.dtype, self.device = model.dtype, model.device
-        self.vocab_size: int = model.config.get_text_config().vocab_size
+        self._take(model)
         with border(
             ConfigError,
             f"no memory for {num_slots} slots of {max_tokens} tokens; lower engine.max_cached or rollout.max_tokens",
@@ -36,6 +35,11 @@ class Policies:
             self.cache = KeyValueCache(
                 Shape.of(model), slots=num_slots, length=max_tokens, dtype=self.dtype, device=self.device
             )
+
+    def _take(self, model: PreTrainedModel) -> None:
+        self._models = {CURRENT: model}
+        self.dtype, self.device = model.dtype, model.device
+        self.vocab_size: int = model.config.get_text_config().vocab_size
 
     def spare(self) -> PreTrainedModel:
         """A model for one more policy, to be filled by `install`."""
@@ -53,9 +57,13 @@ class Policies:
     def copy(self, planned: Copy) -> None:
         self.cache.copy(planned.source, target=planned.target, count=planned.count)
 
-    def run(self, planned: Pass, *, uniforms: Sequence[float]) -> list[tuple[int, float]]:
-        """Computes the chunks and draws a token, with its logprob, for each that samples; one number in `uniforms` for each of those."""
-        sampling = [chunk.request.sampling for chunk in planned.chunks if chunk.samples]
+    def clear(self, spill: Spill) -> None:
+        self.cache.clear(spill.slot, count=spill.count)
+
+    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
+        """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""
+        assert planned.steps == 1, "several steps at a time need a graph"
+        sampling = [chunk.request.sampling for chunk in _sampling(planned)]
         pieces = [Piece(chunk.slot, chunk.start, chunk.count) for chunk in planned.chunks]
         layout = Layout(pieces, cache=self.cache, dtype=self.dtype, device=self.device)
         ids = torch.tensor([token for chunk in planned.chunks for token in chunk.ids], device=self.device)
@@ -65,7 +73,11 @@ class Policies:
             else torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
         )
         logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
-        return draw(logits, temperatures=[each.temperature for each in sampling], uniforms=uniforms) if sampling else []
+        if not sampling:
+            return []
+        uniforms = [noise.at(chunk.end) for chunk, noise in zip(_sampling(planned), noises, strict=True)]
+        drawn = draw(logits, temperatures=[each.temperature for each in sampling], uniforms=uniforms)
+        return [[pair] for pair in drawn]
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         packed = torch.tensor(ids, device=self.device)
@@ -115,6 +127,10 @@ def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(groups.values())
+
+
+def _sampling(planned: Pass) -> list[Chunk]:
+    return [chunk for chunk in planned.chunks if chunk.samples]
 
 
 def _last_rows(chunks: Sequence[Chunk]) -> list[int]:

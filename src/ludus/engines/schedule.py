@@ -110,10 +110,14 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts."""
+    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts.
+
+    With `steps` above 1 all its chunks decode, and each draws that many tokens in a row, the last ones perhaps past its end.
+    """
 
     policy: str
     chunks: tuple[Chunk, ...]
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +132,25 @@ class Plan:
 class Schedule:
     """Requests and slots. First in, first admitted; decoding goes on in every step, prompts share `prefill_tokens` of it.
 
-    `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself.
+    `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself. `decode_steps`
+    above 1: prompts and decoding go in passes of their own, and decoding takes so many steps at a time.
     """
 
     def __init__(
-        self, *, num_slots: int, slot_tokens: int, max_running: int, prefill_tokens: int, deterministic: bool = False
+        self,
+        *,
+        num_slots: int,
+        slot_tokens: int,
+        max_running: int,
+        prefill_tokens: int,
+        deterministic: bool = False,
+        decode_steps: int = 1,
     ) -> None:
         assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
         self.slots = [Slot(index) for index in range(num_slots)]
         self.slot_tokens = slot_tokens
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
-        self.deterministic = deterministic
+        self.deterministic, self.decode_steps = deterministic, decode_steps
         self.versions: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -198,21 +210,30 @@ class Schedule:
             copies.extend(self._admit(request))
         return Plan(tuple(admitted), tuple(copies), tuple(self._passes()))
 
-    def advance(self, chunk: Chunk, *, token: int | None = None, logprob: float = 0.0) -> Completion | None:
-        """The chunk was computed and, where it samples, `token` was drawn. Returns the completion if that was its last."""
+    def advance(self, chunk: Chunk, *, drawn: Sequence[tuple[int, float]] = ()) -> Completion | None:
+        """The chunk was computed and, where it samples, tokens were drawn with their logprobs. Returns the completion if one of them was
+        its last; those after it were drawn in vain."""
         request = chunk.request
         assert request.slot is not None, "only a running request is computed"
-        request.slot.length = chunk.end
-        if token is None:
+        tokens = [token for token, _ in drawn]
+        over = self._over_after(request, tokens)
+        kept = len(tokens) if over is None else over + 1
+        request.slot.length = chunk.end + max(0, kept - 1)
+        request.ids += tokens[:kept]
+        request.logprobs += [logprob for _, logprob in drawn[:kept]]
+        request.versions += [self.versions[request.policy]] * kept
+        if over is None:
             return None
-        request.ids.append(token)
-        request.logprobs.append(logprob)
-        request.versions.append(self.versions[request.policy])
-        if token in request.sampling.stop_ids:
-            return self._finish(request, "end")
-        if request.num_sampled == request.sampling.max_tokens:
-            return self._finish(request, "length")
-        return None
+        return self._finish(request, "end" if tokens[over] in request.sampling.stop_ids else "length")
+
+    @staticmethod
+    def _over_after(request: Request, tokens: list[int]) -> int | None:
+        """Which of the next `tokens` is the request's last."""
+        room, stops = request.sampling.max_tokens - request.num_sampled, request.sampling.stop_ids
+        if stops and not set(stops).isdisjoint(tokens):
+            first = next(number for number, token in enumerate(tokens) if token in stops)
+            return min(first, room - 1)
+        return room - 1 if len(tokens) >= room else None
 
     # -------------------------------------------------------------------------------------------- slots
 
@@ -325,7 +346,14 @@ class Schedule:
         for policy in dict.fromkeys(chunk.request.policy for chunk in chunks):
             mine = [chunk for chunk in chunks if chunk.request.policy == policy]
             decode = sorted((chunk for chunk in mine if chunk.count == 1), key=lambda chunk: chunk.slot)
-            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.count > 1)))
+            prompts = [chunk for chunk in mine if chunk.count > 1]
+            if self.decode_steps == 1:
+                yield Pass(policy, (*decode, *prompts))
+                continue
+            if prompts:
+                yield Pass(policy, tuple(prompts))
+            if decode:
+                yield Pass(policy, tuple(decode), steps=self.decode_steps)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens

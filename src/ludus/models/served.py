@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -23,8 +25,17 @@ def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor
     return logits
 
 
-def serve(model: PreTrainedModel, *, max_tokens: int) -> None:
-    """Switches `model` to cached attention, in place; ConfigError with the reason where that would change what the model computes."""
+def serve(
+    model: PreTrainedModel,
+    *,
+    max_tokens: int,
+    attention: str = NAME,
+    replay: Callable[[PreTrainedModel, Tensor], Tensor] | None = None,
+) -> None:
+    """Switches `model` to cached attention, in place; ConfigError with the reason where that would change what the model computes.
+
+    `replay` computes the logits of a few ids by the engine's own path.
+    """
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
         raise ConfigError(f"{_name(model)} cannot run in the embedded engine: {reason}; {remedy}")
@@ -33,8 +44,8 @@ def serve(model: PreTrainedModel, *, max_tokens: int) -> None:
         ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(NAME)
-        gap = (_replay(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+        model.set_attn_implementation(attention)
+        gap = ((replay or _replay)(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
     if not expected.isfinite().all():
         raise ConfigError(
             f"{_name(model)} gives logits that are not finite; its weights are broken or the wrong dtype ({model.dtype})"

@@ -1,0 +1,129 @@
+"""A decoder's layers with few kernels, for decoding on a GPU. Promise: the same numbers as Transformers' own modules, up to rounding.
+
+At one token per sequence a layer is bound by the number of its kernels: Transformers' modules launch about forty, these ten. Layers of
+the Llama kind (Llama, Qwen2, Qwen3, Mistral, SmolLM) are recognised by their parts; their classes are swapped, so that parameters keep
+their names, and projections that read the same input become views of one weight, so that loading new weights reaches them too.
+Whoever fuses a model compares it with its own forward pass before (models/served.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ludus.models import kernels
+from ludus.models.paged_attention import attended
+
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
+_LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+
+
+def fuse(model: PreTrainedModel) -> bool:
+    """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind."""
+    layers: Any = getattr(model.base_model, "layers", None)
+    if not layers or not all(_recognised(layer) for layer in layers):
+        return False
+    for layer in layers:
+        layer.self_attn.joined = _Joined.of([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
+        layer.mlp.joined = _Joined.of([layer.mlp.gate_proj, layer.mlp.up_proj])
+        layer.self_attn.__class__ = _swapped(type(layer.self_attn), _Attention)
+        layer.mlp.__class__ = _swapped(type(layer.mlp), _Mlp)
+        layer.__class__ = _swapped(type(layer), _Layer)
+    return True
+
+
+def unfuse(model: PreTrainedModel) -> None:
+    """The classes as they were. Weights stay views of the joined ones, which changes nothing."""
+    for module in model.modules():
+        if (original := getattr(type(module), "original", None)) is not None:
+            module.__class__ = original
+
+
+def _recognised(layer: nn.Module) -> bool:
+    if not all(hasattr(layer, name) for name in _LAYER):
+        return False
+    attention: Any = layer.self_attn
+    mlp: Any = layer.mlp
+    parts = all(hasattr(attention, name) for name in _ATTENTION) and all(hasattr(mlp, name) for name in _MLP)
+    extra = {name for name, _ in layer.named_children()} - set(_LAYER)
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    return (
+        parts
+        and not extra
+        and "silu" in type(mlp.act_fn).__name__.lower()
+        and all(hasattr(norm, "variance_epsilon") for norm in norms)
+    )
+
+
+def _swapped(original: type, mixin: type) -> type:
+    if issubclass(original, mixin):  # a copy of a fused model
+        return original
+    return type(f"Fused{original.__name__}", (mixin, original), {"original": original})
+
+
+class _Joined:
+    """Several projections of one input as one product. Their weights become views of `weight`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.weight, self.bias = weight, bias
+
+    @classmethod
+    def of(cls, projections: list[nn.Linear]) -> _Joined:
+        weight = torch.cat([projection.weight.data for projection in projections])
+        biases = [projection.bias.data for projection in projections if projection.bias is not None]
+        bias = torch.cat(biases) if len(biases) == len(projections) else None
+        assert bias is not None or not biases, "either all projections have a bias or none"
+        sizes = [projection.out_features for projection in projections]
+        for projection, part in zip(projections, weight.split(sizes), strict=True):
+            projection.weight.data = part
+        if bias is not None:
+            for projection, part in zip(projections, bias.split(sizes), strict=True):
+                projection.bias.data = part
+        return cls(weight, bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+    def __deepcopy__(self, memo: Any) -> None:
+        """A copied model's views would point to the old weights: it must be fused anew."""
+        return
+
+
+class _Attention(nn.Module):
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], paged: Any = None, **_: Any
+    ) -> tuple[Tensor, None]:
+        this: Any = self
+        dim = this.head_dim
+        tokens = hidden_states.shape[1]
+        sizes = [this.q_proj.out_features, this.k_proj.out_features, this.v_proj.out_features]
+        joined = this.joined(hidden_states[0])
+        query, key, value = (part.view(tokens, -1, dim) for part in joined.split(sizes, dim=-1))
+        if hasattr(this, "q_norm"):
+            query, key = this.q_norm(query), this.k_norm(key)
+        cos, sin = position_embeddings
+        out = attended(query, key, value, cos[0], sin[0], paged=paged, layer=this.layer_idx, scaling=this.scaling)
+        return this.o_proj(out.view(1, tokens, -1)), None
+
+
+class _Mlp(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        this: Any = self
+        out: Tensor = this.down_proj(kernels.silu_times(this.joined(x)))
+        return out
+
+
+class _Layer(nn.Module):
+    def forward(self, hidden_states: Tensor, **passed: Any) -> Tensor:
+        this: Any = self
+        norm, after = this.input_layernorm, this.post_attention_layernorm
+        normed = kernels.rms_norm(hidden_states, norm.weight, eps=norm.variance_epsilon)
+        attended_to, _ = this.self_attn(hidden_states=normed, **passed)
+        summed, normed = kernels.add_rms_norm(hidden_states, attended_to, after.weight, eps=after.variance_epsilon)
+        out: Tensor = summed + this.mlp(normed)
+        return out

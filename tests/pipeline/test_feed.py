@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ludus.config import CurriculumConfig
 from ludus.errors import ConfigError
 from ludus.pipeline.feed import Feed
 from ludus.types import Task
+from tests.pipeline.played import played
 
 
-def make_feed(seed=0, sizes=(5, 7), weights=(1.0, 2.0)):
+def make_feed(seed=0, sizes=(5, 7), weights=(1.0, 2.0), curriculum=None):
     names = [f"world{i}" for i in range(len(sizes))]
     tasks = {n: [Task(f"{n}/train/{k}", n, "train") for k in range(size)] for n, size in zip(names, sizes, strict=True)}
-    return Feed(tasks, weights=dict(zip(names, weights, strict=True)), seed=seed)
+    return Feed(tasks, weights=dict(zip(names, weights, strict=True)), seed=seed, curriculum=curriculum)
 
 
 @given(
@@ -39,6 +41,35 @@ def test_a_restored_feed_continues_as_if_it_had_not_stopped(before, after):
     resumed = make_feed()
     resumed.restore(state)
     assert [feed.draw() for _ in range(after)] == [resumed.draw() for _ in range(after)]
+
+
+@pytest.mark.parametrize("mix", ["weights", "tokens", "success"])
+@given(before=st.integers(0, 40), held=st.integers(0, 3))
+def test_a_feed_that_learns_from_what_was_played_continues_as_if_it_had_not_stopped(mix, before, held):
+    """Draws that are in progress when it stops, `held` of them, are drawn again first."""
+    curriculum = CurriculumConfig(tasks="replay", mix=mix)
+
+    def go_on(feed, draws):
+        for draw in draws:
+            rewards = [0.0, float(draw.index % 3 > 0)]
+            group = played(draw.task, rewards, tokens=3 + draw.index % 5)
+            feed.settle(draw, group, replaced=draw.index % 4 == 0)
+            feed.train([group])
+
+    feed = make_feed(curriculum=curriculum)
+    for _ in range(before):
+        go_on(feed, [feed.draw()])
+    in_progress = [feed.draw() for _ in range(held)]
+    resumed = make_feed(curriculum=curriculum)
+    resumed.restore(json.loads(json.dumps(feed.state(again=in_progress))))
+    assert [resumed.draw() for _ in range(held)] == in_progress
+    for one in (feed, resumed):
+        go_on(one, in_progress)
+    for _ in range(20):
+        draws = [feed.draw(), resumed.draw()]
+        assert draws[0] == draws[1]
+        go_on(feed, draws[:1])
+        go_on(resumed, draws[1:])
 
 
 def test_every_task_of_an_environment_is_drawn_once_per_epoch_in_another_order():

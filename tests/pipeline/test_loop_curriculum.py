@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from ludus.algorithms.filters import group_differs
 from ludus.config import parse_config
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES
@@ -101,17 +103,20 @@ def _always_right(environment):
     return open_
 
 
-def test_a_resumed_loop_gives_every_draw_the_limit_it_would_have_had(tmp_path):
-    horizon = {"turns": [1, 2, 3, 4], "every": 2}
-
+@pytest.mark.parametrize(
+    ("turns", "horizon"),
+    [(4, {"turns": [1, 2, 3, 4], "every": 2}), (1, {"turns": [1, 2, 4], "success": 0.5, "window": 10})],
+)
+def test_a_resumed_loop_gives_every_draw_the_limit_it_would_have_had(tmp_path, turns, horizon):
     def limits(setup):
         return [(g.id, t.max_turns) for g in trained(setup) for t in g.trajectories]
 
     def make(folder, **options):
-        return with_horizon(Setup(folder, Coins(turns=4), pipeline__max_staleness=0, **options), horizon)
+        return with_horizon(Setup(folder, Coins(turns=turns), pipeline__max_staleness=0, **options), horizon)
 
     through = make(tmp_path / "through", pipeline__steps=8).run()
-    for cut in range(1, 8):
+    assert len({limit for _, limit in limits(through)}) > 1
+    for cut in (1, 2, 4, 7):
         first = make(tmp_path / f"first{cut}", pipeline__steps=cut).run()
         second = make(tmp_path / f"second{cut}", pipeline__steps=8)
         second.restored = json.loads(json.dumps(first.loop.state()))

@@ -90,6 +90,19 @@ def wait_for(fact, *, patience_s: float = 10.0) -> bool:
     return bool(fact())
 
 
+def sleeping(marker: str) -> list[int]:
+    """Processes of this machine that sleep for so long; those of every namespace and container are among them."""
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if marker.encode() in words and b"sleep" in words:
+            found.append(int(pid))
+    return found
+
+
 def make_state(folder: Path) -> Path:
     state = folder / "state"
     state.mkdir(exist_ok=True)

@@ -1,12 +1,13 @@
 """What every driver promises, on real sandboxes."""
 
+import os
 import threading
 
 import pytest
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import Limits
-from tests.sandboxes.conftest import on
+from tests.sandboxes.conftest import on, sleeping, wait_for
 
 every = on("process", "namespace", "container")
 
@@ -83,10 +84,11 @@ def test_a_shell_that_ends_says_so_and_the_next_command_meets_a_new_one(sandbox)
 def test_a_command_in_a_shell_that_is_out_of_time_is_killed_and_the_next_one_works(sandbox):
     shell = sandbox.shell()
     shell.run("true")
-    done = shell.run("echo begun; sleep 1000", limits=Limits(time_s=0.5))
+    marker = str(75000 + os.getpid())
+    done = shell.run(f"echo begun; sleep {marker}", limits=Limits(time_s=0.5))
     assert (done.exit_code, done.stdout, done.timed_out, done.restarted) == (137, "begun\n", True, True)
     assert shell.run("echo next").stdout == "next\n"
-    assert "sleep 1000" not in sandbox.run("ps ax 2>/dev/null || ps").stdout
+    assert wait_for(lambda: not sleeping(marker))
 
 
 @every

@@ -15,8 +15,7 @@ from ludus.environments.registry import make, wrap
 from ludus.sandboxes.lease import home_of
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, ToolCall
-from tests.sandboxes.conftest import make_state, need, wait_for
-from tests.sandboxes.test_reaper import sleeping
+from tests.sandboxes.conftest import make_state, need, sleeping, wait_for
 from tests.sandboxes.words import PennedWords, Words
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import MAX_COMMAND_BYTES, Limits
-from tests.sandboxes.conftest import ROOM, need, on
+from tests.sandboxes.conftest import ROOM, need, on, sleeping, wait_for
 
 every = on("process", "namespace", "container")
 contained = on("namespace", "container")
@@ -17,9 +17,18 @@ QUICK = Limits(time_s=20)
 
 @every
 def test_a_command_that_never_ends_is_killed_with_what_it_started(sandbox):
-    done = sandbox.run("sleep 1001 & sleep 1001", limits=Limits(time_s=0.5))
+    marker = str(76000 + os.getpid())
+    done = sandbox.run(f"sleep {marker} & sleep {marker}", limits=Limits(time_s=0.5))
     assert (done.exit_code, done.timed_out) == (137, True)
-    assert "sleep 1001" not in sandbox.run("ps ax 2>/dev/null || ps").stdout
+    assert wait_for(lambda: not sleeping(marker))
+
+
+@on("process", "namespace")
+def test_what_a_finished_command_left_behind_is_killed(sandbox):
+    marker = str(77000 + os.getpid())
+    done = sandbox.run(f"sleep {marker} & echo done")
+    assert (done.stdout, done.timed_out) == ("done\n", False)
+    assert wait_for(lambda: not sleeping(marker))
 
 
 @every
@@ -212,10 +221,10 @@ def test_two_sandboxes_do_not_see_each_other(sandbox, provider, request):
     try:
         sandbox.write("/tmp/mine", "secret")
         shell = sandbox.shell()
-        shell.run("sleep 1002 &")
+        shell.run(f"sleep {os.getpid()} &")
         with pytest.raises(FileNotFoundError):
             other.read("/tmp/mine")
-        assert "1002" not in other.run("ps ax 2>/dev/null || ps").stdout
+        assert str(os.getpid()) not in other.run("cat /proc/[0-9]*/cmdline").stdout
         other.run("f() { f | f & }; f; sleep 1000", limits=Limits(time_s=1))
         assert shell.run("echo untouched").stdout == "untouched\n"
     finally:

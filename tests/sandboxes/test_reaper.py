@@ -14,7 +14,7 @@ from ludus.sandboxes.docker_api import DockerApi
 from ludus.sandboxes.lease import Lease, home_of, is_alive
 from ludus.sandboxes.provider import Sandboxes
 from ludus.sandboxes.sandbox import Need
-from tests.sandboxes.conftest import IMAGE, make_state, need, wait_for
+from tests.sandboxes.conftest import IMAGE, make_state, need, sleeping, wait_for
 
 OWNER = """
 import sys, time
@@ -28,19 +28,6 @@ shell = sandbox.shell()
 print(shell.run(f"setsid sleep {sleep} >/dev/null 2>&1 & sleep {sleep} & echo ready").stdout.strip(), flush=True)
 time.sleep(1000)
 """
-
-
-def sleeping(marker: str) -> list[int]:
-    """Processes of this machine that sleep for so long; those of every namespace and container are among them."""
-    found = []
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if marker.encode() in words and b"sleep" in words:
-            found.append(int(pid))
-    return found
 
 
 def start_owner(level: str, state: Path, marker: str) -> subprocess.Popen[str]:

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from ludus.sandboxes import detect
+from ludus.sandboxes.docker_api import DockerApi
 from ludus.sandboxes.provider import Sandboxes
 from ludus.sandboxes.sandbox import Level, Need, Room
 
@@ -52,9 +53,19 @@ def container_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
         yield socket
     finally:
         os.environ.pop("DOCKER_HOST", None)
-        service.kill()
-        service.wait()
+        end_service(service, socket)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def end_service(service: subprocess.Popen, socket: Path) -> None:
+    """With its containers, also those of a test that failed: they would keep mounts in our folder."""
+    if service.poll() is None and socket.is_socket():
+        api = DockerApi(socket)
+        for found in api.containers("ludus.id"):
+            api.remove(found["Id"])
+        api.close()
+    service.kill()
+    service.wait()
 
 
 def import_image(socket: Path) -> None:

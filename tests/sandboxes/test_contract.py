@@ -31,6 +31,20 @@ def test_a_program_that_does_not_exist_is_an_answer(sandbox):
 
 
 @every
+def test_a_process_whose_streams_one_holds_answers_as_it_is_asked(sandbox):
+    running = sandbox.attach(["/bin/sh", "-c", "while read word; do echo $word; done; exit 6"])
+    try:
+        for word in (b"one", b"two"):
+            running.send(word + b"\n", timeout_s=5)
+            assert running.receive(10) == (1, word + b"\n")
+        assert running.receive(0.05) is None
+    finally:
+        running.kill()
+        assert running.exit_code(10) == 137
+        running.close()
+
+
+@every
 def test_files_written_are_seen_by_commands_and_read_back_byte_for_byte(sandbox):
     data = bytes(range(256)) * 300
     sandbox.write("deep/er/file", data)

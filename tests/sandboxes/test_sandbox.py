@@ -6,6 +6,7 @@ from ludus.errors import ConfigError, SandboxFailed
 from ludus.sandboxes.container import body
 from ludus.sandboxes.fake import FakeSandbox, FakeSandboxes
 from ludus.sandboxes.provider import Sandboxes, need_of
+from ludus.sandboxes.running import finish
 from ludus.sandboxes.sandbox import LEVELS, Finished, Label, Limits, Mount, Need, level_of, stronger
 
 
@@ -79,6 +80,13 @@ def test_the_fake_answers_to_order_and_remembers():
     assert sandbox.commands == ["ls", "false", "anything"]
     assert sandbox.run("ls", limits=Limits(output_bytes=2)).truncated
     assert sandbox.run("a\0b").exit_code == 126
+
+
+def test_a_process_of_the_fake_says_what_was_ordered_and_ends():
+    running = FakeSandbox(answers={"serve": Finished(3, stdout="out", stderr="err")}).attach(["serve"])
+    running.send(b"in", timeout_s=1)
+    assert running.sent == b"in"
+    assert finish(running, limits=Limits()) == Finished(3, stdout="out", stderr="err")
 
 
 def test_the_fakes_files_stay_inside():

@@ -50,6 +50,9 @@ class FakeSandbox:
     def shell(self) -> FakeSandbox:
         return self
 
+    def attach(self, argv: list[str]) -> FakeRunning:
+        return FakeRunning(self.run(argv))
+
     def write(self, path: str, data: bytes | str) -> None:
         self._require_open()
         self.files[_normal(path)] = encoded(data) if isinstance(data, str) else data
@@ -66,6 +69,34 @@ class FakeSandbox:
     def _require_open(self) -> None:
         if self.num_closed:
             raise SandboxFailed("the sandbox is closed")
+
+
+class FakeRunning:
+    """A process that has said everything and ended; `sent` remembers what it was told."""
+
+    def __init__(self, finished: Finished) -> None:
+        self._finished = finished
+        self._left = [(1, encoded(finished.stdout)), (2, encoded(finished.stderr))]
+        self.sent = b""
+
+    def send(self, data: bytes, *, timeout_s: float) -> None:
+        self.sent += data
+
+    def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
+        while self._left:
+            stream, data = self._left.pop(0)
+            if data:
+                return stream, data
+        return 0, b""
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        return self._finished.exit_code
+
+    def kill(self) -> None:
+        self._left.clear()
+
+    def close(self) -> None:
+        pass
 
 
 class FakeSandboxes:

@@ -15,10 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import TYPE_CHECKING, Protocol, get_args
 
 from ludus.config import SandboxLevel
 from ludus.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from ludus.sandboxes.running import Running
 
 Level = SandboxLevel
 LEVELS: tuple[Level, ...] = get_args(SandboxLevel)
@@ -124,6 +127,10 @@ class Sandbox(Protocol):
         ...
 
     def shell(self) -> Shell: ...
+
+    def attach(self, argv: list[str]) -> Running:
+        """A process whose streams the caller holds, e.g. a tool server."""
+        ...
 
     def write(self, path: str, data: bytes | str) -> None:
         """Makes the folders on the way."""

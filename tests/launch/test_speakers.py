@@ -97,8 +97,25 @@ def test_a_resumed_run_has_the_stale_policy_it_would_have_had(small_model, tmp_p
     config = config_of(tmp_path / "cut", small_model, **sections)
     run(config, listeners=[stop_at_4], on_loop=loops.append)
     resumed = run(config, resume=True)
+    assert words_of(resumed) == words_of(through)
+    assert any(turn.policy == "stale" for turn in last_turns(resumed)), "or nothing was shown"
     ours, theirs = (load_file(folder.export / "model.safetensors") for folder in (resumed, through))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def words_of(folder):
+    """What was said in every session, by whom, with which logprobs."""
+    return {
+        stored.trajectory.id: (
+            [(turn.policy, turn.version) for turn in stored.trajectory.turns],
+            [(s.ids.tolist(), s.logprobs.tolist()) for s in stored.trajectory.sequences],
+        )
+        for stored in folder.read_trajectories()
+    }
+
+
+def last_turns(folder):
+    return [t for stored in folder.read_trajectories() if stored.step == 4 for t in stored.trajectory.turns]
 
 
 def test_without_others_nothing_changes(small_model, tmp_path):

@@ -296,6 +296,13 @@ def test_a_reference_stays_as_it_was_and_its_distance_grows_from_exactly_0():
     assert all(torch.equal(tensor, before[name]) for name, tensor in reference.state_dict().items())
 
 
+def test_in_half_precision_the_reference_is_as_exact_as_the_policy():
+    trainer = make_algorithm_trainer(
+        make_model().bfloat16(), reference=make_model().bfloat16(), kl="k3", kl_weight=0.1, centre="behaviour"
+    )
+    assert trainer.step(make_batch())["kl_k3"] == 0
+
+
 def test_a_strong_kl_term_holds_the_policy_near_the_reference():
     def distance_after(weight):
         trainer = make_algorithm_trainer(reference=make_model(), kl="k2", kl_weight=weight)

@@ -75,7 +75,8 @@ class Trainer:
         with cpu_threads(config.threads):
             prepare(model)
             if reference is not None:
-                prepare(reference.requires_grad_(False).eval())
+                # float32 under autocast, as the policy is: in half precision its rounding would look like a distance
+                prepare(reference.float().requires_grad_(False).eval())
         self._optimizer = make_optimizer(model, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
 
     # -------------------------------------------------------------------------------------------- a step

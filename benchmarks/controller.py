@@ -40,6 +40,8 @@ from ludus.types import Action, Message, Observation, Task
 CONCURRENT = (1, 100, 1000)
 LIVE = 10_000
 PACED_PER_S = 2000
+RAMP_S = 0.2
+"""Sessions begin one after the other within this time: a thousand at the same moment would be a measurement of that moment."""
 MAX_CONNECTIONS = 64
 """Of the peer's client: measured best between 16 and 1,000. httpx was slower than aiohttp at any number."""
 ACTION = "a short line of text, as a small model would say it"
@@ -252,14 +254,12 @@ async def turns(side: Side, *, sessions: int, seconds: float, per_s: float | Non
 
     async def play(session: Session, number: int) -> None:
         pause_s = sessions / per_s if per_s else 0.0
-        due = began + pause_s * number / sessions
-        while True:
-            if per_s:
-                await asyncio.sleep(max(0.0, due - time.perf_counter()))
-                due += pause_s
-            before = time.perf_counter()
-            if before > until:
-                return
+        due = began + (pause_s or RAMP_S) * number / sessions
+        while max(due, before := time.perf_counter()) < until:
+            if before < due:
+                await asyncio.sleep(due - before)
+                before = time.perf_counter()
+            due += pause_s
             await session.turn()
             latencies.append(time.perf_counter() - before)
 

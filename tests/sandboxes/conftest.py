@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ BUSYBOX = next((path for path in ("/bin/busybox", "/usr/bin/busybox") if Path(pa
 
 
 @pytest.fixture(scope="session")
-def container_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def container_service() -> Iterator[Path]:
     """A podman service of our own, with the settings we ship and an image that needs no registry."""
     if os.environ.get("DOCKER_HOST"):
         pytest.skip("DOCKER_HOST is set: these tests use a service of their own only")
@@ -34,7 +35,7 @@ def container_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path
             pytest.skip(f"{program} is not installed: `apt-get install podman runc busybox-static`")
     if not BUSYBOX:
         pytest.skip("no busybox to make an image of: `apt-get install busybox-static`")
-    folder = tmp_path_factory.mktemp("podman")
+    folder = Path(tempfile.mkdtemp(prefix="ludus-", dir="/tmp"))  # podman takes no run folder above 50 characters
     socket = folder / "socket"
     environment = {**os.environ, "CONTAINERS_CONF": str(detect.CONF), "TMPDIR": str(folder)}
     command = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/runroot", "--storage-driver", "vfs"]

@@ -1,4 +1,3 @@
-import json
 import random
 import re
 
@@ -6,12 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.environments import check, make
+from ludus.environments import make
+from ludus.environments.registry import BUILT_IN
 from ludus.errors import ConfigError
 from ludus.types import Action, ToolCall
 from ludus.worlds import frozen_lake, kv_store
+from tests.worlds.playing import contents, play, success, won, world
 
-NAMES = ("frozen_lake", "guess", "kv_store")
+NAMES = tuple(BUILT_IN)
 HARDER = [
     ("frozen_lake", {"size": 8, "holes": 14}),
     ("frozen_lake", {"size": 5, "holes": 4, "slippery": 0.2}),
@@ -19,33 +20,21 @@ HARDER = [
     ("guess", {"numbers": 1000, "largest": 5000}),
     ("kv_store", {"keys": 8, "changes": 6}),
     ("kv_store", {"hints": False}),
+    ("bandit", {"arms": 3, "pulls": 10, "hints": False}),
+    ("corridor", {"length": 40, "start": 5}),
+    ("countdown", {"numbers": 4, "largest": 25, "target": 200}),
+    ("maze", {"size": 5, "view": "local", "hints": False}),
+    ("sokoban", {"size": 6, "boxes": 2, "hints": False}),
+    ("twenty_questions", {"things": 20, "attributes": 4, "hints": False}),
+    ("wordle", {"words": 20, "hints": False}),
 ]
-
-
-def play(environment, *, task, seed, mistakes=0.0):
-    session, rng = environment.open(task, seed=seed), random.Random(seed)
-    seen = [session.start()]
-    while not seen[-1].done and len(seen) <= environment.max_turns:
-        seen.append(session.act(session.random_action(rng) if rng.random() < mistakes else session.solve()))
-    return seen
-
-
-def success(environment, *, mistakes, count=300):
-    tasks = environment.tasks("train")
-    rewards = [
-        sum(o.reward for o in play(environment, task=tasks[i % len(tasks)], seed=i, mistakes=mistakes))
-        for i in range(count)
-    ]
-    return sum(reward >= 1 for reward in rewards) / count
-
-
-def contents(environment, split):
-    return {json.dumps(dict(task.data), sort_keys=True) for task in environment.tasks(split)}
+MEDIOCRE = {"wordle": 0.8}
+"""Where someone who errs every other turn does better than 65 %."""
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, {}) for name in NAMES] + HARDER)
 def test_promise_10_train_and_test_tasks_are_disjoint_and_distinct(name, options):
-    environment = make(name, options=options)
+    environment = world(name, **options)
     train, test = contents(environment, "train"), contents(environment, "test")
     assert not train & test
     assert len(train) == len(environment.tasks("train"))
@@ -54,31 +43,33 @@ def test_promise_10_train_and_test_tasks_are_disjoint_and_distinct(name, options
     assert environment.tasks("no such split") == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_built_in_world_passes_its_own_check(name):
-    report = check(make(name), num_tasks=10)
-    assert not report.findings, str(report)
-
-
 @pytest.mark.parametrize(
     ("name", "options"), [(name, {}) for name in NAMES] + [h for h in HARDER if "slippery" not in h[1]]
 )
 def test_the_solver_always_wins_where_chance_has_no_part(name, options):
-    environment = make(name, options=options)
+    environment = world(name, **options)
     for seed, task in enumerate(environment.tasks("test")[:60]):
-        assert sum(seen.reward for seen in play(environment, task=task, seed=seed)) == 1
+        assert won(play(environment, task=task, seed=seed))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_session_pays_more_than_one(name):
+    environment = world(name)
+    for seed, task in enumerate(environment.tasks("train")[:20]):
+        for mistakes in (0.2, 1.0):
+            assert sum(seen.reward for seen in play(environment, task=task, seed=seed, mistakes=mistakes)) <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mediocre_player_is_mediocre_at_the_default_knobs(name):
-    environment = make(name)
-    assert 0.13 < success(environment, mistakes=0.5) < 0.65
+    environment = world(name)
+    assert 0.13 < success(environment, mistakes=0.5) < MEDIOCRE.get(name, 0.65)
     assert success(environment, mistakes=1.0) < 0.25
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_the_model_reads_is_short(name):
-    environment = make(name)
+    environment = world(name)
     for seed, task in enumerate(environment.tasks("train")[:50]):
         first, *rest = play(environment, task=task, seed=seed, mistakes=0.5)
         assert sum(len(m.content.split()) for m in first.messages) <= 40

@@ -26,6 +26,13 @@ BUILT_IN = {
     "frozen_lake": "ludus.worlds.frozen_lake:FrozenLake",
     "guess": "ludus.worlds.guess:Guess",
     "kv_store": "ludus.worlds.kv_store:KvStore",
+    "bandit": "ludus.worlds.bandit:Bandit",
+    "corridor": "ludus.worlds.corridor:Corridor",
+    "countdown": "ludus.worlds.countdown:Countdown",
+    "maze": "ludus.worlds.maze:Maze",
+    "sokoban": "ludus.worlds.sokoban:Sokoban",
+    "twenty_questions": "ludus.worlds.twenty_questions:TwentyQuestions",
+    "wordle": "ludus.worlds.wordle:Wordle",
 }
 
 

@@ -13,8 +13,13 @@ _PATIENCE = 300
 """Draws in a row that bring nothing new, after which there is taken to be no more."""
 
 
-def draw_tasks(draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str) -> list[dict[str, Any]]:
-    """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing."""
+def draw_tasks(
+    draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str, apart: str = ""
+) -> list[dict[str, Any]]:
+    """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing.
+
+    apart: a key of the tasks; no value of it is in both splits.
+    """
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
     distinct: dict[str, dict[str, Any]] = {}
     misses = 0
@@ -23,6 +28,11 @@ def draw_tasks(draw: Callable[[random.Random], dict[str, Any]], *, split: str, s
         known = len(distinct)
         distinct.setdefault(json.dumps(task, sort_keys=True), task)
         misses = 0 if len(distinct) > known else misses + 1
-    tasks = list(distinct.values())
-    num_test = min(NUM_TEST, max(1, len(tasks) // 5))
-    return {"test": tasks[:num_test], "train": tasks[num_test:]}.get(split, [])
+    kept_together: dict[str, list[dict[str, Any]]] = {}
+    for content, task in distinct.items():
+        kept_together.setdefault(str(task[apart]) if apart else content, []).append(task)
+    num_test = min(NUM_TEST, max(1, len(distinct) // 5))
+    splits: dict[str, list[dict[str, Any]]] = {"test": [], "train": []}
+    for tasks in kept_together.values():
+        splits["test" if len(splits["test"]) < num_test else "train"] += tasks
+    return splits.get(split, [])

@@ -16,12 +16,11 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
+from ludus.worlds.grid import MOVES, Cell
 
-MOVES = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 SIDES = {"up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down")}
 _HURRY = 0.999
 _WORDS = {"F": "ice", "S": "ice", "H": "hole", "G": "goal", "#": "wall"}
-Cell = tuple[int, int]
 
 
 class FrozenLake:

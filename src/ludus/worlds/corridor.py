@@ -1,0 +1,78 @@
+"""A corridor with a treasure at its far end, and close behind the start a coin, which is worth little and ends the session too.
+
+In every cell hangs a sign that means left or right: the one leads a cell on, the other a cell back. What a sign means is never said, and
+each quarter of the corridor has signs of its own, so that the far quarters can be learnt only by those who get there. To a player who does
+not know the signs, going back looks better than going on: the coin is near, and the treasure out of reach.
+`position` and `distinct_states` (cells seen so far in the session) are told as metrics; cells are counted from the coin, which lies in 0.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply
+from ludus.worlds.drawing import draw_tasks
+
+SIGNS = (("lamp", "rope"), ("bell", "vase"), ("horn", "mask"), ("drum", "coat"))
+"""By quarter: the sign that means left, and the one that means right."""
+
+
+class Corridor:
+    """Say left or right. A treasure is ahead, a coin behind."""
+
+    actions = ("left", "right")
+
+    def __init__(
+        self,
+        *,
+        length: Annotated[int, Field(ge=4, le=1000)] = 12,
+        start: Annotated[int, Field(ge=1)] = 2,
+        coin: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+        max_turns: Annotated[int, Field(ge=0)] = 0,
+    ) -> None:
+        """length: cells from coin to treasure; start: cells from coin to start; coin: what it pays; the treasure pays 1;
+        max_turns: 0 is two for each cell from start to treasure."""
+        if start >= length:
+            raise ValueError(f"start is {start}, not before the treasure at length {length}")
+        self.length, self.start, self.coin = length, start, coin
+        self.max_turns = max_turns or 2 * (length - start)
+        if self.max_turns < length - start:
+            raise ValueError(f"max_turns is {max_turns}; the treasure is {length - start} cells away")
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return draw_tasks(self._draw, split=split, seed=f"corridor {self.length}")
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.signs, self.at = task["signs"], self.start
+        self.seen = {self.at}
+        return self._look()
+
+    def act(self, move: str) -> Reply:
+        self.at += 1 if move == self.solve() else -1
+        self.seen.add(self.at)
+        metrics = {"position": float(self.at), "distinct_states": float(len(self.seen))}
+        if self.at == self.length:
+            return Reply("treasure", reward=1.0, done=True, metrics=metrics)
+        if self.at == 0:
+            return Reply("coin", reward=self.coin, done=True, metrics=metrics)
+        return Reply(self._look(), metrics=metrics)
+
+    def solve(self) -> str:
+        return self.actions[pair_at(self.at, length=self.length).index(self._sign())]
+
+    def _sign(self) -> str:
+        return str(self.signs[self.at - 1])
+
+    def _look(self) -> str:
+        return f"cell {self.at} {self._sign()}"
+
+    def _draw(self, rng: random.Random) -> dict[str, Any]:
+        return {"signs": [rng.choice(pair_at(cell, length=self.length)) for cell in range(1, self.length)]}
+
+
+def pair_at(cell: int, *, length: int) -> tuple[str, str]:
+    """The two signs that may hang in a cell."""
+    return SIGNS[(cell - 1) * len(SIGNS) // (length - 1)]

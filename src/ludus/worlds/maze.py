@@ -1,0 +1,130 @@
+"""A maze of rooms without a loop, from S to G. The model answers with one word, and a move into a wall leaves it where it is.
+
+`view` "map" tells the whole maze once (o room, - and | a way, . none); "local" tells only where the goal is. Every observation says where
+the walker is and what lies around: for a way, how many moves are left from there, or with `hints` off just that it is open, so that the
+way must be planned on the map, or in the local view be found by walking.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ludus.environments import Reply
+from ludus.worlds.drawing import draw_tasks
+from ludus.worlds.grid import MOVES, Cell, beside, inside
+
+Rows = list[str]
+
+
+class Maze:
+    """Walk from S to G: up, down, left or right."""
+
+    actions = tuple(MOVES)
+
+    def __init__(
+        self,
+        *,
+        size: Annotated[int, Field(ge=2, le=20)] = 4,
+        view: Literal["map", "local"] = "map",
+        hints: bool = True,
+        max_turns: Annotated[int, Field(ge=0)] = 0,
+    ) -> None:
+        """size: rooms each way; view: what is told of the maze; hints: say how far the goal is each way;
+        max_turns: 0 is one for each room and a row more."""
+        self.size, self.view, self.hints = size, view, hints
+        self.max_turns = max_turns or size * (size + 1)
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return draw_tasks(self._draw, split=split, seed=f"maze {self.size} {self.max_turns}")
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.rows = task["map"]
+        self.at, self.goal = find(self.rows, "S"), find(self.rows, "G")
+        self.moves_left = distances(self.rows, self.goal)
+        told = " ".join(self.rows) if self.view == "map" else f"goal {self.goal[0]} {self.goal[1]}"
+        return f"{told}\n{self._look()}"
+
+    def act(self, move: str) -> Reply:
+        if is_open(self.rows, self.at, move):
+            self.at = beside(self.at, move)
+        if self.at == self.goal:
+            return Reply("goal", reward=1.0, done=True)
+        return Reply(self._look())
+
+    def solve(self) -> str:
+        ways = [move for move in MOVES if is_open(self.rows, self.at, move)]
+        return min(ways, key=lambda move: self.moves_left[beside(self.at, move)])
+
+    def _look(self) -> str:
+        return f"at {self.at[0]} {self.at[1]} {' '.join(f'{move} {self._see(move)}' for move in MOVES)}"
+
+    def _see(self, move: str) -> str:
+        if not is_open(self.rows, self.at, move):
+            return "wall"
+        return str(self.moves_left[beside(self.at, move)]) if self.hints else "open"
+
+    def _draw(self, rng: random.Random) -> dict[str, Any]:
+        """Start and goal follow from the maze, the two ends of its longest way: no maze is in both splits with other ends."""
+        rows = carve(self.size, rng=rng)
+        start = _farthest(distances(rows, (0, 0)), within=self.size**2)
+        goal = _farthest(distances(rows, start), within=self.max_turns)
+        return {"map": _marked(_marked(rows, start, "S"), goal, "G")}
+
+
+def carve(size: int, *, rng: random.Random) -> Rows:
+    """Every room is reached in exactly one way: walk at random, and where it goes no further, go back and try again."""
+    side = 2 * size - 1
+    drawn = [["o" if row % 2 == column % 2 == 0 else "." for column in range(side)] for row in range(side)]
+    walked = [(rng.randrange(size), rng.randrange(size))]
+    reached = set(walked)
+    while walked:
+        new = [move for move in MOVES if inside(room := beside(walked[-1], move), size=size) and room not in reached]
+        if not new:
+            walked.pop()
+            continue
+        move = rng.choice(new)
+        row, column = _between(walked[-1], move)
+        drawn[row][column] = "|" if move in ("up", "down") else "-"
+        walked.append(beside(walked[-1], move))
+        reached.add(walked[-1])
+    return ["".join(row) for row in drawn]
+
+
+def is_open(rows: Rows, room: Cell, move: str) -> bool:
+    row, column = _between(room, move)
+    return inside((row, column), size=len(rows)) and rows[row][column] in "-|"
+
+
+def distances(rows: Rows, goal: Cell) -> dict[Cell, int]:
+    """Moves to the goal from every room."""
+    found, queue = {goal: 0}, deque([goal])
+    while queue:
+        room = queue.popleft()
+        for move in MOVES:
+            if is_open(rows, room, move) and (other := beside(room, move)) not in found:
+                found[other] = found[room] + 1
+                queue.append(other)
+    return found
+
+
+def find(rows: Rows, mark: str) -> Cell:
+    row = next(index for index, drawn in enumerate(rows) if mark in drawn)
+    return row // 2, rows[row].index(mark) // 2
+
+
+def _between(room: Cell, move: str) -> Cell:
+    """Where the map shows whether one can go that way."""
+    return 2 * room[0] + MOVES[move][0], 2 * room[1] + MOVES[move][1]
+
+
+def _farthest(moves: dict[Cell, int], *, within: int) -> Cell:
+    return max((room for room in moves if moves[room] <= within), key=lambda room: (moves[room], room))
+
+
+def _marked(rows: Rows, room: Cell, mark: str) -> Rows:
+    row, column = 2 * room[0], 2 * room[1]
+    return [*rows[:row], rows[row][:column] + mark + rows[row][column + 1 :], *rows[row + 1 :]]

@@ -1,0 +1,119 @@
+"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from the first guess to the last.
+
+A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it), and with `hints` on also with the words that are
+still possible. Splits are disjoint by secret. Every task can be won within `max_turns` by whoever guesses the word that divides best.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import lru_cache
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply
+from ludus.worlds.drawing import draw_tasks
+
+_LIST = """
+about actor alarm apple arrow baker basin beach berry birth black blade blank blaze blind block board brain brand brave
+bread break brick bride bring brown brush cabin cable candy cargo chain chair chalk charm chart chase cheap chess chest
+child claim class clean clear clerk climb clock cloth cloud coast coral count court cover craft crane crash cream creek
+crowd crown dance diary doubt dozen draft drain drama dream dress drink drive eagle early earth elbow empty enjoy equal
+event fable faint fairy faith feast fence fever field fight flame flash fleet float flood floor flour flute focus forge
+frame fresh front frost fruit ghost giant glass globe glove grain grand grape grass green group guard guest guide habit
+happy heart heavy honey horse hotel house human image jelly jewel judge juice knife large laugh layer lemon level light
+limit loose lucky lunch magic maple march match medal metal minor model money month mouse mouth music nerve night noise
+north novel nurse ocean olive onion order paint panel paper party pearl phone piano pilot plain plane plant plate point
+pound power price pride prize queen quick quiet radio raise ranch reply river roast robin rough round royal salad scale
+scene score shade shape share sharp sheep shelf shell shine shirt shore short sight skill sleep slice small smile smoke
+snake solid sound south space spice spoon sport stage stair stand steam steel stone storm story straw sugar sweet table
+taste teach thick thorn tiger toast tower trace track trade trail train truck trust uncle value video visit voice wagon
+waste watch water whale wheat wheel white world wrist young youth
+"""
+WORDS = tuple(_LIST.split())
+
+
+class Wordle:
+    """Guess the word. G: in place, Y: elsewhere."""
+
+    def __init__(
+        self,
+        *,
+        words: Annotated[int, Field(ge=2, le=40)] = 16,
+        hints: bool = True,
+        max_turns: Annotated[int, Field(ge=1)] = 3,
+    ) -> None:
+        """words: listed in a task; hints: list what is left after each guess; max_turns: guesses."""
+        self.num_words, self.hints, self.max_turns = words, hints, max_turns
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        seed = f"wordle {self.num_words} {self.max_turns}"
+        return draw_tasks(self._draw, split=split, seed=seed, apart="secret")
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.words: tuple[str, ...] = tuple(task["words"])
+        self.left, self.secret = self.words, task["secret"]
+        return f"words {' '.join(self.words)}"
+
+    def act(self, text: str) -> Reply:
+        guess = text.lower()
+        if guess not in self.words:
+            return Reply("not in the list", invalid=True)
+        if guess == self.secret:
+            return Reply("found", reward=1.0, done=True)
+        told = feedback(guess, self.secret)
+        self.left = still_possible(self.left, guess=guess, told=told)
+        return Reply(f"{told} left {' '.join(self.left)}" if self.hints else told)
+
+    def solve(self) -> str:
+        return best_guess(self.left)
+
+    def random_action(self, rng: random.Random) -> str:
+        """Any word of the list, also one that is ruled out."""
+        return rng.choice(self.words)
+
+    def _draw(self, rng: random.Random) -> dict[str, Any]:
+        while True:
+            words = tuple(sorted(rng.sample(WORDS, self.num_words)))
+            secret = rng.choice(words)
+            if guesses_needed(words, secret=secret) <= self.max_turns:
+                return {"words": list(words), "secret": secret}
+
+
+@lru_cache(maxsize=1 << 17)
+def feedback(guess: str, secret: str) -> str:
+    """A letter that the guess has more often than the secret is Y only as often as the secret has it to spare."""
+    spare = [there for here, there in zip(guess, secret, strict=True) if here != there]
+    told = ""
+    for here, there in zip(guess, secret, strict=True):
+        if here == there:
+            told += "G"
+        elif here in spare:
+            spare.remove(here)
+            told += "Y"
+        else:
+            told += "."
+    return told
+
+
+def still_possible(words: tuple[str, ...], *, guess: str, told: str) -> tuple[str, ...]:
+    return tuple(word for word in words if feedback(guess, word) == told)
+
+
+def best_guess(words: tuple[str, ...]) -> str:
+    """Of the words still possible, the one after whose answer the fewest are left on average."""
+
+    def left_after(guess: str) -> int:
+        return sum(size**2 for size in Counter(feedback(guess, secret) for secret in words).values())
+
+    return min(words, key=left_after)
+
+
+def guesses_needed(words: tuple[str, ...], *, secret: str) -> int:
+    guess, number = best_guess(words), 1
+    while guess != secret:
+        words = still_possible(words, guess=guess, told=feedback(guess, secret))
+        guess, number = best_guess(words), number + 1
+    return number

@@ -142,7 +142,13 @@ def main() -> None:
     parser.add_argument("--sessions", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: see engine_cuda.py")
     options = parser.parse_args()
+    if options.device == "cuda":
+        import engine_cuda
+
+        engine_cuda.run(repeats=options.repeats)
+        return
     torch.set_num_threads(options.threads)
     for name in options.models:
         try:

@@ -121,8 +121,9 @@ class EngineConfig(Section):
     """Sessions whose keys and values are kept between turns; the least recently used makes room."""
     max_waiting: int = Field(default=4096, gt=0)
     """Requests that may queue; beyond it `generate` waits before it queues (back-pressure)."""
-    prefill_tokens: int = Field(default=1024, gt=0)
-    """Prompt tokens computed between two decode steps, so that long prompts do not stall running sequences."""
+    prefill_tokens: int = Field(default=0, ge=0)
+    """Prompt tokens computed between two decode steps, so that long prompts do not stall running sequences; 0 picks 1024 on a CPU,
+    16384 on a GPU."""
     deterministic: bool = False
     """One sequence per forward pass: tokens do not depend on who else is in the batch. Slow; for tests and exact resume."""
     threads: int = Field(default=1, ge=0)

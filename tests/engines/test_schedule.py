@@ -306,3 +306,27 @@ def test_whatever_happens_everything_is_served_once_from_caches_of_its_own_versi
     for _, completion in machine.done:
         assert completion.stop == ("end" if completion.ids[-1] == 99 else "length")
         assert list(completion.versions) == sorted(completion.versions)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 8])
+def test_several_steps_at_a_time_say_the_same_and_stop_at_the_same_token(steps):
+    schedule = make_schedule(decode_steps=steps, prefill_tokens=5)
+    for i in range(5):
+        schedule.add(Request(list(range(1, 4 + i)), Sampling(max_tokens=4 + 3 * i, stop_ids=(9,)), str(i)))
+    completions = {}
+    for _ in range(200):
+        for planned in schedule.plan().passes:
+            assert planned.steps == 1 or all(chunk.count == 1 and chunk.samples for chunk in planned.chunks)
+            for chunk in planned.chunks:
+                # the token at a place is the place's number, so the stop id comes to those that get as far as 9
+                drawn = [(chunk.end + n, -1.0) for n in range(planned.steps)] if chunk.samples else []
+                if completion := schedule.advance(chunk, drawn=drawn):
+                    completions[chunk.request.session_id] = (completion.ids, completion.stop)
+    assert completions == {
+        "0": ((3, 4, 5, 6), "length"),
+        "1": ((4, 5, 6, 7, 8, 9), "end"),
+        "2": ((5, 6, 7, 8, 9), "end"),
+        "3": ((6, 7, 8, 9), "end"),
+        "4": ((7, 8, 9), "end"),
+    }
+    assert not schedule.running

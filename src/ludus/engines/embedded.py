@@ -86,7 +86,7 @@ class EmbeddedEngine:
             num_slots=num_slots,
             slot_tokens=max_tokens,
             max_running=config.max_running,
-            prefill_tokens=config.prefill_tokens,
+            prefill_tokens=config.prefill_tokens or (16384 if on_gpu else 1024),
             deterministic=config.deterministic,
             decode_steps=decode_steps,
         )
@@ -230,23 +230,23 @@ class EmbeddedEngine:
     def _take_commands(self) -> bool:
         """Everything that came in since the last step; sleeps when there is nothing to compute. False: close."""
         block = not (self._schedule.running or self._schedule.waiting)
-        give_up = time.perf_counter() + self._patience_s()
+        patience_s = self._patience_s()
+        give_up = math.inf if block else time.perf_counter() + patience_s
         while not self._closing:
             left = give_up - time.perf_counter()
             try:
-                command = self._inbox.get(
-                    block=block or left > 0, timeout=None if block or left <= 0 else min(left, QUIET_S)
-                )
+                command = self._inbox.get(block=left > 0, timeout=None if block else min(QUIET_S, max(0.0, left)))
             except Empty:
                 break
             command()
-            block = False
+            if block:
+                block, give_up = False, time.perf_counter() + patience_s
         self._deliver()
         return not self._closing
 
     def _patience_s(self) -> float:
         """When most sequences have just ended, their next turns are about to come: one pass for them all is cheaper than several."""
-        most_ended = self._num_ended > len(self._schedule.running)
+        most_ended = self._num_ended >= len(self._schedule.running)
         self._num_ended = 0
         return GATHER_S if most_ended and self._schedule.decode_steps > 1 else 0.0
 

@@ -345,15 +345,20 @@ class Schedule:
             return
         for policy in dict.fromkeys(chunk.request.policy for chunk in chunks):
             mine = [chunk for chunk in chunks if chunk.request.policy == policy]
-            decode = sorted((chunk for chunk in mine if chunk.count == 1), key=lambda chunk: chunk.slot)
-            prompts = [chunk for chunk in mine if chunk.count > 1]
-            if self.decode_steps == 1:
-                yield Pass(policy, (*decode, *prompts))
+            if self.decode_steps > 1:
+                yield from self._separate_passes(policy, mine)
                 continue
-            if prompts:
-                yield Pass(policy, tuple(prompts))
-            if decode:
-                yield Pass(policy, tuple(decode), steps=self.decode_steps)
+            decode = sorted((chunk for chunk in mine if chunk.count == 1), key=lambda chunk: chunk.slot)
+            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.count > 1)))
+
+    def _separate_passes(self, policy: str, chunks: list[Chunk]) -> Iterator[Pass]:
+        """A prompt may end in a piece of one token, or be cut to one: only what draws can go on drawing."""
+        decode = [chunk for chunk in chunks if chunk.count == 1 and chunk.samples]
+        prompts = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples]
+        if prompts:
+            yield Pass(policy, tuple(prompts))
+        if decode:
+            yield Pass(policy, tuple(sorted(decode, key=lambda chunk: chunk.slot)), steps=self.decode_steps)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens

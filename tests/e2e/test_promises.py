@@ -244,7 +244,8 @@ def test_promise_6_a_faulty_environment_is_counted_by_cause_and_never_rewarded(s
     assert len(failed) >= sum(counted.values())
     assert {t.task.environment for t in failed} == set(faults)
     for trajectory in failed:
-        assert trajectory.failure.startswith("EnvironmentFailed: ")
+        border = "TurnTimeout" if trajectory.stop == Stop.TURN_TIMEOUT else "EnvironmentFailed"
+        assert trajectory.failure.startswith(f"{border}: ")
         assert trajectory.turns[-1].observation.reward == 0.0
 
 

@@ -30,6 +30,7 @@ from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 from ludus.trainer.trainer import Trainer
+from ludus.types import Stop
 from ludus.weights.memory import MemoryChannel
 from tests.e2e.runs import FAKE, make_config, run
 

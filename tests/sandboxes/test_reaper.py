@@ -56,7 +56,7 @@ def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, re
     marker = str(70000 + os.getpid())
     owner = start_owner(level, state, marker)
     try:
-        assert len(sleeping(marker)) == 2
+        assert wait_for(lambda: len(sleeping(marker)) == 2), "both have been forked, and become sleeps in a moment"
         assert reaper.sweep(state) == [], "a live owner's things are not touched"
     finally:
         kill(owner)
@@ -86,7 +86,7 @@ def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(stat
     try:
         sandbox = with_holder.open(asked)
         sandbox.shell().run(f"sleep {marker} &")
-        assert len(sleeping(marker)) == 1
+        assert wait_for(lambda: len(sleeping(marker)) == 1)
         with_holder._holder._process.kill()
         assert wait_for(lambda: not sleeping(marker))
         with_holder._holder._process.wait()
@@ -166,3 +166,13 @@ def test_a_lease_ends_with_its_process_and_not_before(state):
     kill(owner)
     assert not is_alive(state, lease)
     assert reaper.sweep(state) == [f"lease {lease}"]
+
+
+def test_a_process_that_ends_without_closing_them_takes_its_sandboxes_along_in_silence(state):
+    opened = (
+        "import sys; from pathlib import Path; from ludus.sandboxes.provider import Sandboxes; "
+        "Sandboxes(state=Path(sys.argv[1]), warm=0).open('process').run('true')"
+    )
+    ended = subprocess.run([sys.executable, "-c", opened, str(state)], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert [str(each) for folder in ("labels", "folders", "leases") for each in (state / folder).iterdir()] == []

@@ -10,9 +10,8 @@ DELETE /sessions/{id}         close it                            WS   /link, /l
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -20,6 +19,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, WebSo
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from ludus.controller.hangups import while_connected
 from ludus.controller.limits import SizeLimit
 from ludus.controller.links import serve_client, serve_worker
 from ludus.controller.openapi import answers, describe, takes
@@ -180,20 +180,6 @@ async def read(request: Request, record: type[T]) -> T:
         raise ControllerFailed(f"the body is no JSON: {error}", status=400) from None
 
 
-async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """A client that hangs up gives up its place in the queue."""
-    working, hanging_up = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({working, hanging_up}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ControllerFailed("the client hung up", status=499)
-        return working.result()
-    finally:
-        for task in (working, hanging_up):
-            task.cancel()
-        await asyncio.gather(working, hanging_up, return_exceptions=True)
-
-
 def json(value: Any, *, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
@@ -261,7 +247,7 @@ async def list_tasks(
 async def open_session(request: Request, controller: Controlled, client: Client) -> Response:
     """Open a session for a task. Waits for a free slot, at most `wait_s`."""
     wanted = await read(request, Open)
-    return json(await _while_connected(request, controller.open(wanted, client=client)), status=201)
+    return json(await while_connected(request, controller.open(wanted, client=client)), status=201)
 
 
 @router.get("/sessions", tags=["sessions"], responses=answers(SessionPage))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -77,7 +77,7 @@ class Link:
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._outbox: list[bytes] = []
         self._has_mail = asyncio.Event()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._serving: set[asyncio.Future[Any]] = set()
         self._over: str | None = None
         self._closed = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -175,25 +175,14 @@ class Link:
         except Exception as error:
             self._answer(envelope.id, error=fault_of(error))
             return
-        if isinstance(result, asyncio.Future):
-            result.add_done_callback(partial(self._answer_from, envelope.id))
-        elif inspect.isawaitable(result):
-            task = asyncio.ensure_future(self._finish(envelope.id, result))
-            self._serving.add(task)
-            task.add_done_callback(self._serving.discard)
-        else:
+        if not inspect.isawaitable(result):
             self._answer(envelope.id, body=result)
-
-    async def _finish(self, number: int, result: Awaitable[Any]) -> None:
-        try:
-            body = await result
-        except asyncio.CancelledError:
-            self._answer(number, error=Fault("WorkerLost", "the call was cancelled on the other end", 503))
-            raise
-        except Exception as error:
-            self._answer(number, error=fault_of(error))
-        else:
-            self._answer(number, body=body)
+            return
+        if not isinstance(result, asyncio.Future):
+            result = asyncio.ensure_future(result)
+            self._serving.add(result)
+            result.add_done_callback(self._serving.discard)
+        result.add_done_callback(partial(self._answer_from, envelope.id))
 
     def _answer_from(self, number: int, future: asyncio.Future[Any]) -> None:
         if future.cancelled():

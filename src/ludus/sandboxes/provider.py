@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -80,11 +80,19 @@ class Sandboxes:
         return sandbox
 
     def close(self) -> None:
+        with ThreadPoolExecutor(max_workers=8) as several:  # a service takes a while to remove a container
+            self._close(several.map)
+        atexit.unregister(self._close_at_exit)
+
+    def _close_at_exit(self) -> None:
+        """One after the other: an interpreter that is going takes no new threads."""
+        self._close(map)
+
+    def _close(self, on_each: Callable[..., Iterable[None]]) -> None:
         with self._lock:
             self._stop.set()
             self._pool.close()
-            with ThreadPoolExecutor(max_workers=8) as several:  # a service takes a while to remove a container
-                list(several.map(_quietly, [sandbox.close for sandbox in self._live.values()]))
+            list(on_each(_quietly, [sandbox.close for sandbox in self._live.values()]))
             if self._holder is not None:
                 self._holder.close()
             if self._api is not None:
@@ -92,7 +100,6 @@ class Sandboxes:
             if self._lease is not None:
                 self._lease.release()
             self._lease = self._holder = self._api = None
-        atexit.unregister(self.close)
 
     def sweep(self) -> list[str]:
         return self._sweep(self._begin())
@@ -136,7 +143,7 @@ class Sandboxes:
             if self._lease is None:
                 self._stop = threading.Event()
                 self._lease = Lease(self._given_state or state_folder())
-                atexit.register(self.close)
+                atexit.register(self._close_at_exit)
                 threading.Thread(
                     target=self._keep_sweeping, args=(self._stop,), name="sandbox-reaper", daemon=True
                 ).start()

@@ -35,6 +35,7 @@ from ludus.controller.agentrl.translate import (
 )
 from ludus.controller.agentrl.wires import read_json
 from ludus.controller.agentrl.workers import DIALECT
+from ludus.controller.hangups import while_connected
 from ludus.controller.ids import number_of, session_id_of
 from ludus.controller.protocol import Act, AskTasks, Close, Open, Renew, Start, decode, encode, fault_of
 from ludus.controller.server import Controller
@@ -120,7 +121,7 @@ class FrontDoor:
             wait_s=self.wait_s,
             timeout_s=TIMEOUT_S,
         )
-        opened = await _while_connected(request, self.controller.open(opening, client=client))
+        opened = await while_connected(request, self.controller.open(opening, client=client))
         answer = await self._start(opened.session_id, task, client=client)
         return Response(
             encode(answer),
@@ -406,17 +407,3 @@ def _checked_id(number: int) -> str:
     if not 0 <= number < 2**48:
         raise ControllerFailed(f"no session {number!r:.40} here", status=400)
     return session_id_of(number)
-
-
-async def _while_connected(request: Request, work: Any) -> Any:
-    """What it answers, unless the client hangs up meanwhile: then nobody waits in the queue for it."""
-    working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ControllerFailed("the client hung up", status=400)
-        return working.result()
-    finally:
-        for task in (working, watching):
-            task.cancel()

@@ -200,6 +200,19 @@ def test_a_tool_that_returns_nothing_is_named():
         session.act(call("answer", value=1))
 
 
+def test_what_is_said_without_a_call_reaches_an_author_who_listens():
+    class Listener(Adder):
+        """Add."""
+
+        def say(self, text):
+            return Reply(f"heard {text}", reward=0.5, done=True)
+
+    session, _ = started(Listener)
+    assert session.act(Action(problem="not JSON")).invalid
+    seen = session.act(Action(content=" the sum is 5 "))
+    assert (seen.messages[0].content, seen.reward, seen.done) == ("heard the sum is 5", 0.5, True)
+
+
 def test_the_seed_decides_the_noise_and_nothing_else():
     lake = make("frozen_lake", options={"slippery": 0.5})
     task = lake.tasks("train")[0]

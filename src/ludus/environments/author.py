@@ -17,7 +17,8 @@
             return Reply("right", reward=1, done=True) if value == 2 * self.n else "wrong"
 
 An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
-text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`.
+text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`;
+beside tools, `say(self, text)` for what is said without a call (otherwise that is refused).
 Any method may be async. An attribute `isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a
 started sandbox for code that is not trusted at `self.sandbox` (sandboxing.py).
 '''
@@ -40,7 +41,7 @@ from ludus.errors import ConfigError, nearest
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 T = TypeVar("T")
-_METHODS = ("setup", "act", "solve", "random_action", "close")
+_METHODS = ("setup", "act", "say", "solve", "random_action", "close")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,9 @@ class AuthoredSession:
     async def _act_with_tools(self, action: Action) -> Observation:
         if action.problem:
             return _refused(f"bad tool call: {action.problem}")
+        if not action.tool_calls and hasattr(self._author, "say"):
+            reply = _reply(await _settled(self._author.say(action.content.strip())), by="say")
+            return _observation((Message("user", reply.text),), [reply])
         if not action.tool_calls:
             return _refused(f"no tool call. tools: {', '.join(self._environment.tools)}")
         messages, replies = [], []

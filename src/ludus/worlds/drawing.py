@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -36,3 +37,31 @@ def draw_tasks(
     for tasks in kept_together.values():
         splits["test" if len(splits["test"]) < num_test else "train"] += tasks
     return splits.get(split, [])
+
+
+SIZES = {"train": 1000, "dev": 100, "test": 200}
+_SHARES = ("train", "train", "train", "dev", "test")
+
+
+def split_of(key: str, *, seed: str) -> str:
+    """The split that owns whatever has this key: three fifths of all keys train, a fifth each are for dev and test."""
+    return _SHARES[hashlib.sha256(f"{seed}\x1f{key}".encode()).digest()[0] % len(_SHARES)]
+
+
+def draw_split(
+    draw: Callable[[random.Random], dict[str, Any]],
+    *,
+    split: str,
+    seed: str,
+    apart: Callable[[dict[str, Any]], str] = lambda task: json.dumps(task, sort_keys=True),
+) -> list[dict[str, Any]]:
+    """Distinct tasks of `train`, `dev` or `test`, each drawn without the others. No value of `apart` is in two splits."""
+    rng, distinct, misses = random.Random(f"{seed} {split}"), {}, 0
+    while len(distinct) < SIZES.get(split, 0) and misses < _PATIENCE:
+        task = draw(rng)
+        content = json.dumps(task, sort_keys=True)
+        new = content not in distinct and split_of(apart(task), seed=seed) == split
+        if new:
+            distinct[content] = task
+        misses = 0 if new else misses + 1
+    return list(distinct.values())

@@ -96,6 +96,10 @@ class AlgorithmConfig(Section):
     (REINFORCE++). Left out, it is std for group and gigpo, and none for the others."""
     discount: float = Field(default=1.0, gt=0, le=1)
     """Per turn, of return_to_go and gigpo."""
+    unfinished_reward: float | None = None
+    """The whole reward of a session that ended without `done`, in place of what it earned (AgentRL: -0.2); unset: what it earned."""
+    overlong: tuple[int, int] | None = None
+    """Off the reward of a session (DAPO): nothing up to the first number of sampled tokens, then more and more, 1 from the second on."""
     state_weight: float = Field(default=1.0, gt=0)
     """gigpo: weight of the comparison between turns from equal states, beside the one between trajectories."""
     task_normalise: Literal["none", "token", "trajectory"] = "none"
@@ -200,6 +204,10 @@ class AlgorithmConfig(Section):
         if 0 < self.dual_clip <= 1 + self.clip_high:
             raise ValueError(
                 f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
+            )
+        if self.overlong is not None and not 0 <= self.overlong[0] < self.overlong[1]:
+            raise ValueError(
+                f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
             )
         if self.kl != "none" and not self.kl_weight:
             raise ValueError(f"algorithm.kl is {self.kl!r} without kl_weight, so that it would count for nothing")

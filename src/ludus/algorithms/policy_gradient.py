@@ -1,6 +1,6 @@
 """The algorithm of a run, put together from the pieces its config names. Promise: every piece is a pure function with a proof of its own.
 
-    groups ─ filter ─▶ advantage per turn ─▶ normalise over batch or environment ─▶ weight per token ─▶ loss per token + KL - entropy
+    groups ─ shape, filter ─▶ advantage per turn ─▶ normalise over batch or environment ─▶ weight per token ─▶ loss per token + KL - entropy
 
     L_t = -w_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
     w_t = min(p_old / p_behaviour, importance_cap)              centre = old: r = p / p_old (decoupled, 2110.00641)
@@ -29,6 +29,7 @@ from ludus.algorithms.algorithm import Tokens
 from ludus.algorithms.filters import keep, rescaled
 from ludus.algorithms.normalisation import whiten, whiten_by
 from ludus.algorithms.returns import return_to_go, turn_rewards
+from ludus.algorithms.shaping import shaped
 from ludus.config import AlgorithmConfig
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
@@ -45,6 +46,7 @@ class PolicyGradient:
         for group in groups:
             for trajectory in group.trajectories:
                 _check(trajectory)
+        groups = [shaped(group, config=self.config) for group in groups]
         kept = keep(groups, rule=self.config.filter, share=self.config.filter_share)
         metrics = _metrics(groups, kept)
         if self.config.advantage == "gigpo" and kept:

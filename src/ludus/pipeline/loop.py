@@ -26,6 +26,7 @@ from typing import Any, Protocol, TypeVar
 
 from ludus.algorithms.algorithm import Algorithm
 from ludus.algorithms.filters import group_differs
+from ludus.algorithms.shaping import shaped
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import ControllerFailed, EngineFailed, EnvironmentFailed, LudusError, WorkerLost, first_fault
@@ -165,7 +166,8 @@ class Loop:
             self._drop_small(draw, group)
             return
         self._failed_in_a_row = 0
-        replaced = self.config.algorithm.filter == "dynamic" and not group_differs(group)
+        algorithm = self.config.algorithm
+        replaced = algorithm.filter == "dynamic" and not group_differs(shaped(group, config=algorithm))
         self.feed.settle(draw, group, replaced=replaced)
         self._replaced_in_a_row = self._replaced_in_a_row + 1 if replaced else 0
         if replaced:

@@ -160,7 +160,7 @@ async def together(work: Any) -> None:
 @torch.inference_mode()
 def decode_ms(engine: EmbeddedEngine, *, rows: int) -> float:
     """One decode step of the largest graph, alone."""
-    decoder = next(iter(engine._policies._decoders.values()))  # type: ignore[attr-defined]
+    _, decoder = next(iter(engine._policies._passes.values()))  # type: ignore[attr-defined]
     graph = decoder._graphs[max(decoder._graphs)]
     times = []
     for _ in range(20):

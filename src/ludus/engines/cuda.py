@@ -1,4 +1,4 @@
-"""The policies of an embedded engine on a GPU: pages instead of slots in a row, graphs for decoding. Same promise as policies.py.
+"""The policies of an embedded engine on a GPU: pages instead of slots in a row, graphs for every pass. Same promise as policies.py.
 
 A slot owns a run of pages, so its table never changes; a prefix that another slot holds is copied page by page.
 """
@@ -6,46 +6,52 @@ A slot owns a run of pages, so its table never changes; a prefix that another sl
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludus.engines.graphs import Decoder, Row
+from ludus.engines.graphs import Decoder, Piece, Prompter, Row
 from ludus.engines.noise import Noise
-from ludus.engines.policies import Policies, _last_rows, _sampling
+from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
 from ludus.engines.schedule import Copy, Pass, Spill
 from ludus.errors import ConfigError, border
-from ludus.models import kernels
-from ludus.models.cached_attention import Piece, Shape
+from ludus.models.cached_attention import Shape
 from ludus.models.fused import fuse, unfuse
-from ludus.models.paged_attention import NAME, PAGE, Decoding, PagedCache, Prompting
+from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of
 from ludus.models.served import serve
 
 
 class CudaPolicies(Policies):
     def __init__(
-        self, model: PreTrainedModel, *, num_slots: int, max_tokens: int, max_running: int, steps: int
+        self,
+        model: PreTrainedModel,
+        *,
+        num_slots: int,
+        max_tokens: int,
+        max_running: int,
+        prefill_tokens: int,
+        decode_steps: int,
     ) -> None:
         model.requires_grad_(False)
         self._fused = _serve(model, max_tokens=max_tokens)
         self._take(model)
-        self._max_running, self._steps = max_running, steps
-        # A sequence may be decoded past its end until the host hears of it.
-        each = -(-(max_tokens + steps) // PAGE)
-        tables = 1 + torch.arange(num_slots * each, dtype=torch.int32).view(num_slots, each)
+        self._max_running, self._decode_steps = max_running, decode_steps
+        self._prefill_tokens = max(prefill_tokens, max_tokens)  # a prompt that is scored is read whole
+        # A sequence may be decoded past its end until the host hears of it. One slot more is for scoring, and one is nobody's.
+        each = -(-(max_tokens + decode_steps) // PAGE)
+        self._scoring = num_slots
+        tables = 1 + torch.arange((num_slots + 1) * each, dtype=torch.int32).view(num_slots + 1, each)
         self._tables = torch.cat([tables, torch.zeros((1, each), dtype=torch.int32)]).to(self.device)
         with border(
             ConfigError,
             f"no memory for {num_slots} slots of {max_tokens} tokens; lower engine.max_cached or rollout.max_tokens",
         ):
-            pages = 1 + num_slots * each
+            pages = 1 + (num_slots + 1) * each
             self.pages = PagedCache(Shape.of(model), pages=pages, dtype=self.dtype, device=self.device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._decoders: dict[str, Decoder] = {}
-        self._constants = kernels.noise_constants(self.device)
+        self._passes: dict[str, tuple[Prompter, Decoder]] = {}
 
     def spare(self) -> PreTrainedModel:
         model = super().spare()
@@ -61,59 +67,60 @@ class CudaPolicies(Policies):
         self.pages.clear(self._tables[spill.slot].long())
 
     def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
+        prompter, decoder = self._passes_of(planned.policy)
+        origins = iter(noises)
         if planned.steps == 1:
-            return self._prompt(planned, noises)
+            pieces = [
+                Piece(
+                    slot=chunk.slot,
+                    start=chunk.start,
+                    ids=chunk.ids,
+                    draws=chunk.samples,
+                    temperature=chunk.request.sampling.temperature,
+                    origin=next(origins).origin if chunk.samples else 0,
+                )
+                for chunk in planned.chunks
+            ]
+            return [[pair] for pair in prompter.run(pieces)]
         rows = [
-            Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, noise.origin)
-            for chunk, noise in zip(planned.chunks, noises, strict=True)
+            Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, next(origins).origin)
+            for chunk in planned.chunks
         ]
-        tokens, logprobs = self._decoder(planned.policy).run(rows, steps=planned.steps)
+        tokens, logprobs = decoder.run(rows, steps=planned.steps)
         return [list(zip(*each, strict=True)) for each in zip(tokens, logprobs, strict=True)]
 
-    def _prompt(self, planned: Pass, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
-        pieces = [Piece(chunk.slot, chunk.start, chunk.count) for chunk in planned.chunks]
-        tables = self._tables[[piece.slot for piece in pieces]]
-        paged = Prompting(pieces, cache=self.pages, tables=tables, device=self.device)
-        ids = torch.tensor([token for chunk in planned.chunks for token in chunk.ids], device=self.device)
-        sampling = _sampling(planned)
-        keep = torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
-        logits = _forward(self._models[planned.policy], ids, paged, keep=keep if len(keep) else keep.new_zeros(1))
-        if not sampling:
-            return []
-        origins = [noise.origin - 2**64 if noise.origin >= 2**63 else noise.origin for noise in noises]
-        tokens, logprobs = kernels.draw(
-            logits,
-            temperatures=torch.tensor([c.request.sampling.temperature for c in sampling], device=self.device),
-            origins=torch.tensor(origins, device=self.device),
-            positions=torch.tensor([chunk.end - 1 for chunk in sampling], device=self.device),
-            constants=self._constants,
-        )
-        return [[pair] for pair in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
-
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
-        packed = torch.tensor(ids, device=self.device)
-        paged = Prompting([Piece(None, 0, len(ids))], cache=None, tables=None, device=self.device)
-        logits = _forward(self.model(policy), packed, paged)[:-1]
+        prompter, _ = self._passes_of(policy)
+        logits = prompter.score(ids, slot=self._scoring)[:-1]
         logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
-        scores: list[float] = logprobs.gather(-1, packed[1:, None])[:, 0].tolist()
+        scores: list[float] = logprobs.gather(-1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0].tolist()
         return scores
 
-    def _decoder(self, policy: str) -> Decoder:
-        if policy not in self._decoders:
+    def _passes_of(self, policy: str) -> tuple[Prompter, Decoder]:
+        if policy not in self._passes:
             model = self.model(policy)
 
-            def forward(ids: Tensor, paged: Decoding) -> Tensor:
-                return _forward(model, ids, paged)
+            def forward(ids: Tensor, paged: Paged, keep: Tensor | None) -> Tensor:
+                return _forward(model, ids, paged, keep=keep)
 
-            self._decoders[policy] = Decoder(
+            prompter = Prompter(
+                forward,
+                cache=self.pages,
+                tables=self._tables,
+                max_tokens=self._prefill_tokens,
+                max_pieces=self._max_running + 1,
+                pool=self._pool,
+            )
+            decoder = Decoder(
                 forward,
                 cache=self.pages,
                 tables=self._tables,
                 max_rows=self._max_running,
-                max_steps=self._steps,
+                max_steps=self._decode_steps,
                 pool=self._pool,
             )
-        return self._decoders[policy]
+            self._passes[policy] = (prompter, decoder)
+        return self._passes[policy]
 
 
 def _serve(model: PreTrainedModel, *, max_tokens: int) -> bool:
@@ -136,7 +143,7 @@ def _serve(model: PreTrainedModel, *, max_tokens: int) -> bool:
     return fused
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, paged: Any, *, keep: Tensor | None = None) -> Tensor:
+def _forward(model: PreTrainedModel, ids: Tensor, paged: Paged, *, keep: Tensor | None = None) -> Tensor:
     output = model(
         input_ids=ids[None],
         position_ids=paged.positions[None],
@@ -150,16 +157,15 @@ def _forward(model: PreTrainedModel, ids: Tensor, paged: Any, *, keep: Tensor | 
 
 def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
     """The logits of `ids` by the engine's path: a first piece, a second one that sees the first, then token by token."""
-    cache = PagedCache(Shape.of(model), pages=2, dtype=model.dtype, device=model.device)
-    tables = torch.ones((1, 1), dtype=torch.int32, device=model.device)
-    rows = torch.zeros(1, dtype=torch.int64, device=model.device)
+    device = model.device
+    cache = PagedCache(Shape.of(model), pages=2, dtype=model.dtype, device=device)
+    tables = torch.ones((1, 1), dtype=torch.int32, device=device)
     logits, start = [], 0
     for count in (3, 2, *[1] * (len(ids) - 5)):
-        paged: Decoding | Prompting = Prompting(
-            [Piece(0, start, count)], cache=cache, tables=tables, device=model.device
-        )
-        if count == 1:
-            paged = Decoding(cache, tables, rows, rows + start)
+        positions = torch.arange(start, start + count, device=device)
+        sequences, firsts, ends = torch.tensor(blocks_of([count]), device=device).t().contiguous()
+        blocks = (sequences, firsts, ends) if count > 1 else None
+        paged = Paged(cache, tables, torch.zeros_like(positions), positions, blocks=blocks)
         logits.append(_forward(model, ids[start : start + count], paged))
         start += count
     return torch.cat(logits).float()

@@ -70,6 +70,7 @@ class EmbeddedEngine:
         num_slots = max(config.max_cached, config.max_running)
         on_gpu = model.device.type == "cuda" and not config.deterministic
         decode_steps = DECODE_STEPS if on_gpu else 1
+        prefill_tokens = config.prefill_tokens or (16384 if on_gpu else 1024)
         if on_gpu:
             from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
 
@@ -78,7 +79,8 @@ class EmbeddedEngine:
                 num_slots=num_slots,
                 max_tokens=max_tokens,
                 max_running=config.max_running,
-                steps=decode_steps,
+                prefill_tokens=prefill_tokens,
+                decode_steps=decode_steps,
             )
         else:
             self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
@@ -86,7 +88,7 @@ class EmbeddedEngine:
             num_slots=num_slots,
             slot_tokens=max_tokens,
             max_running=config.max_running,
-            prefill_tokens=config.prefill_tokens or (16384 if on_gpu else 1024),
+            prefill_tokens=prefill_tokens,
             deterministic=config.deterministic,
             decode_steps=decode_steps,
         )

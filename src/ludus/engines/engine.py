@@ -1,12 +1,15 @@
-"""The Engine seam: token ids in, token ids out. Promise: every sampled token carries the logprob and the version it was made with."""
+"""The Engine seam: token ids in, token ids out. Promise: every sampled token carries the logprob and the version it was made with.
+
+Beside it stands the TextEngine, for outside models of which nothing but words can be had: they can be evaluated and cloned, not trained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from ludus.types import CURRENT, Completion, Sampling
+from ludus.types import CURRENT, Action, Completion, Message, Sampling, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,31 @@ class Engine(Protocol):
 
     async def release(self, session_id: str) -> None:
         """The session is over: forget what was cached for it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+OUTSIDE = "outside"
+"""The policy of a model that is not ours: its words carry no version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was said, in words. The counts of tokens are the server's own; 0 where it does not tell."""
+
+    action: Action
+    stop: Literal["end", "length"]
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    policy: str = OUTSIDE
+
+
+class TextEngine(Protocol):
+    async def answer(
+        self, messages: Sequence[Message], *, tools: Sequence[Tool], sampling: Sampling, session_id: str
+    ) -> Answer:
+        """The next turn of the conversation. `sampling.stop_ids` mean nothing here: the model ends its own turns."""
         ...
 
     async def close(self) -> None: ...

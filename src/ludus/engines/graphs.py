@@ -1,20 +1,24 @@
-"""Decoding on a GPU: many sequences, several tokens each, without the host in between.
+"""Forward passes on a GPU as CUDA graphs: the host says what, and one launch does it.
 
-Each step is one CUDA graph: forward pass, draw, and the drawn token as the input of the next step. The host hears of the tokens once
-per block of steps, and finds out then which sequences were over before its end; what they said after that is thrown away. Graphs are
-captured for batches of a few sizes, when first needed; a batch is filled up with rows that write to nobody's page.
+Decoder: many sequences, several tokens each, without the host in between. Each step is one graph: forward pass, draw, and the drawn
+token as the input of the next step. The host hears of the tokens once per block of steps, and finds out then which sequences were over
+before its end; what they said after that is thrown away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
+
+Graphs are captured for batches of a few sizes, when first needed; a batch is filled up with rows that write to nobody's page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ludus.models import kernels
-from ludus.models.paged_attention import Decoding, PagedCache
+from ludus.models.paged_attention import Paged, PagedCache, blocks_of
 
 
 class Row(NamedTuple):
@@ -36,12 +40,16 @@ def bucket(num: int, *, most: int) -> int:
     return min(size, most)
 
 
+Forward = Callable[[Tensor, Paged, Tensor | None], Tensor]
+"""(ids, where they go, which of them to give logits for; None: all) -> logits."""
+
+
 class Decoder:
-    """Decodes with `forward`: (ids, Decoding) -> logits. Weights may change in place between two blocks; graphs stay valid."""
+    """Decodes with `forward`. Weights may change in place between two blocks; graphs stay valid."""
 
     def __init__(
         self,
-        forward: Callable[[Tensor, Decoding], Tensor],
+        forward: Forward,
         *,
         cache: PagedCache,
         tables: Tensor,
@@ -105,24 +113,13 @@ class Decoder:
             self._held = []
             for buffer in (self._ids, self._positions, self._tables, self._step):
                 buffer.zero_()
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(2):
-                    self._one_step(size)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            self._step.zero_()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                self._one_step(size)
-            self._graphs[size] = graph
+            self._graphs[size] = captured(lambda: self._one_step(size), pool=self._pool)
         return self._graphs[size]
 
     def _one_step(self, size: int) -> None:
         positions = self._positions[:size]
-        logits = self._forward(
-            self._ids[:size], Decoding(self._cache, self._tables[:size], self._rows[:size], positions)
-        )
+        paged = Paged(self._cache, self._tables[:size], self._rows[:size], positions)
+        logits = self._forward(self._ids[:size], paged, None)
         tokens, logprobs = kernels.draw(
             logits,
             temperatures=self._temperatures[:size],
@@ -135,6 +132,133 @@ class Decoder:
         self._ids[:size].copy_(tokens)
         positions += 1
         self._step += 1
+
+
+class Piece(NamedTuple):
+    """Tokens of one sequence from `start` on; `draws` when a token is drawn after them."""
+
+    slot: int
+    start: int
+    ids: list[int]
+    draws: bool
+    temperature: float
+    origin: int
+
+
+class Prompter:
+    """Reads pieces of prompts with `forward`, at most `max_tokens` of at most `max_pieces` sequences at a time."""
+
+    def __init__(
+        self, forward: Forward, *, cache: PagedCache, tables: Tensor, max_tokens: int, max_pieces: int, pool: Any
+    ) -> None:
+        device = tables.device
+        self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
+        self._max_pieces = max_pieces
+        self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
+        # ids, positions and rows of tokens; then three columns of blocks; then slots, kept tokens and noise of pieces
+        self._columns = torch.zeros((3, max_tokens), dtype=torch.int64, device=device)
+        self._blocks = torch.zeros((3, self._max_blocks), dtype=torch.int64, device=device)
+        self._each = torch.zeros((3, max_pieces), dtype=torch.int64, device=device)
+        self._temperatures = torch.ones(max_pieces, dtype=torch.float32, device=device)
+        self._tables = torch.zeros((max_pieces, tables.shape[1]), dtype=torch.int32, device=device)
+        self._tokens = torch.zeros(max_pieces, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(max_pieces, dtype=torch.float32, device=device)
+        self._constants = kernels.noise_constants(device)
+        self._max_tokens = max_tokens
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def run(self, pieces: Sequence[Piece]) -> list[tuple[int, float]]:
+        """A token and its logprob for each piece that draws."""
+        counts = [len(piece.ids) for piece in pieces]
+        size = tokens_bucket(sum(counts), most=self._max_tokens)
+        graph = self._graph(size)
+        self._upload(pieces, counts, size)
+        graph.replay()
+        num = sum(piece.draws for piece in pieces)
+        return list(zip(self._tokens[:num].tolist(), self._logprobs[:num].tolist(), strict=True)) if num else []
+
+    def score(self, ids: Sequence[int], *, slot: int) -> Tensor:
+        """Logits after every token of `ids`, which are read into `slot`; not captured."""
+        piece = Piece(slot, 0, list(ids), False, 1.0, 0)
+        size = len(ids)
+        self._upload([piece], [size], size)
+        return self._forward(self._columns[0, :size], self._paged(size), None)
+
+    def _upload(self, pieces: Sequence[Piece], counts: list[int], size: int) -> None:
+        fill = size - sum(counts)
+        nobody = len(self._slot_tables) - 1
+        spare = self._max_pieces - len(pieces)
+        # tokens that fill up the batch belong to a sequence of nobody's pages
+        rows = np.repeat(np.arange(len(counts)), counts)
+        starts = np.repeat([p.start for p in pieces], counts) - np.repeat(np.cumsum(counts) - counts, counts)
+        positions = np.arange(len(rows)) + starts
+        ids = np.fromiter((token for piece in pieces for token in piece.ids), dtype=np.int64, count=len(rows))
+        columns = np.stack([ids, positions, rows])
+        last = self._max_pieces - 1
+        filler = np.stack([np.zeros(fill, np.int64), np.zeros(fill, np.int64), np.full(fill, last)])
+        self._columns[:, :size] = torch.from_numpy(np.concatenate([columns, filler], axis=1)).to(self._columns.device)
+        blocks = blocks_of(counts)
+        blocks += [(-1, 0, 0)] * (self._max_blocks - len(blocks))
+        self._blocks.copy_(torch.tensor(blocks).t())
+        drawing = [(end - 1, piece) for end, piece in zip(accumulate(counts), pieces, strict=True) if piece.draws]
+        rest = self._max_pieces - len(drawing)
+        each = [
+            [piece.slot for piece in pieces] + [nobody] * spare,
+            [row for row, _ in drawing] + [0] * rest,
+            [_signed(piece.origin) for _, piece in drawing] + [0] * rest,
+        ]
+        self._each.copy_(torch.tensor(each))
+        self._temperatures.copy_(torch.tensor([piece.temperature for _, piece in drawing] + [1.0] * rest))
+        torch.index_select(self._slot_tables, 0, self._each[0], out=self._tables)
+
+    def _graph(self, size: int) -> torch.cuda.CUDAGraph:
+        if size not in self._graphs:
+            for buffer in (self._columns, self._each, self._tables):
+                buffer.zero_()
+            self._blocks.fill_(-1)
+            self._graphs[size] = captured(lambda: self._one_pass(size), pool=self._pool)
+        return self._graphs[size]
+
+    def _paged(self, size: int) -> Paged:
+        _, positions, rows = self._columns[:, :size]
+        first, second, third = self._blocks
+        return Paged(self._cache, self._tables, rows, positions, blocks=(first, second, third))
+
+    def _one_pass(self, size: int) -> None:
+        _, keep, origins = self._each
+        logits = self._forward(self._columns[0, :size], self._paged(size), keep)
+        tokens, logprobs = kernels.draw(
+            logits,
+            temperatures=self._temperatures,
+            origins=origins,
+            positions=self._columns[1].index_select(0, keep),
+            constants=self._constants,
+        )
+        self._tokens.copy_(tokens)
+        self._logprobs.copy_(logprobs)
+
+
+def tokens_bucket(num: int, *, most: int) -> int:
+    """The number of tokens that a pass is filled up to: at most a third more than it has."""
+    size = 64
+    while size < num:
+        power = 1 << (size.bit_length() - 1)
+        size = size + power // 2 if size == power else 2 * power
+    return min(size, most)
+
+
+def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:
+    """`work` as a graph. It is run twice before, on a stream of its own, so that everything it compiles or allocates is there."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(2):
+            work()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        work()
+    return graph
 
 
 def _signed(origin: int) -> int:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 BLOCK = 2048
 """Logits that one program of the sampler reads."""
+ROWS = 64
+"""Tokens of a prompt that one program of its attention takes."""
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 """SplitMix64, as in engines/noise.py: the same seed and position give the same number on every device."""
 
@@ -136,6 +138,95 @@ def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, posi
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
     _decode[(sequences, heads)](out, query, *cached, tables, positions, scale, tables.stride(0), **sizes)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------ attention of prompts
+
+
+@triton.jit
+def _prompt(
+    out,
+    query,
+    cached_keys,
+    cached_values,
+    tables,
+    positions,
+    block_sequences,
+    block_rows,
+    block_ends,
+    scale,
+    table_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    PAGE: tl.constexpr,
+    ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    block, head = tl.program_id(0), tl.program_id(1)
+    sequence = tl.load(block_sequences + block)
+    if sequence >= 0:
+        row = tl.load(block_rows + block) + tl.arange(0, ROWS)
+        real = row < tl.load(block_ends + block)
+        position = tl.load(positions + row, mask=real, other=-1)
+        dim = tl.arange(0, DIM_P)
+        at = (row[:, None] * HEADS * GROUP + head) * DIM + dim[None, :]
+        inside = real[:, None] & (dim[None, :] < DIM)
+        q = tl.load(query + at, mask=inside, other=0.0)
+        offset = tl.arange(0, PAGE)
+        highest = tl.full([ROWS], -float("inf"), tl.float32)
+        total = tl.zeros([ROWS], tl.float32)
+        summed = tl.zeros([ROWS, DIM_P], tl.float32)
+        for start in range(0, tl.max(position, 0) + 1, PAGE):
+            page = tl.load(tables + sequence * table_stride + start // PAGE).to(tl.int64)
+            base = (page * HEADS + head // GROUP) * PAGE * DIM
+            written = base + offset[:, None] * DIM + dim[None, :]
+            known = (start + offset[:, None] <= tl.max(position, 0)) & (dim[None, :] < DIM)
+            k = tl.load(cached_keys + written, mask=known, other=0.0)
+            v = tl.load(cached_values + written, mask=known, other=0.0)
+            scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+            scores = tl.where(start + offset[None, :] <= position[:, None], scores, -float("inf"))
+            higher = tl.maximum(highest, tl.max(scores, 1))
+            shrink = tl.exp(highest - higher)
+            weights = tl.exp(scores - higher[:, None])
+            total = total * shrink + tl.sum(weights, 1)
+            summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+            highest = higher
+        tl.store(out + at, (summed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+def prompt(
+    query: Tensor,
+    *,
+    cached: tuple[Tensor, Tensor],
+    tables: Tensor,
+    positions: Tensor,
+    blocks: tuple[Tensor, Tensor, Tensor],
+    scale: float,
+) -> Tensor:
+    """query: contiguous (tokens, query heads, head dim), each seeing its sequence up to its own position.
+
+    blocks: of up to ROWS neighbouring tokens of one sequence each: whose it is (-1: nobody's), its first token, and the first token
+    after the sequence's. Everything is of a size that the host knows, so that a graph can be captured.
+    """
+    keys, _ = cached
+    _, query_heads, dim = query.shape
+    heads, page = keys.shape[1], keys.shape[2]
+    out = torch.zeros_like(query)  # tokens that only fill up the batch are in no block
+    sizes = {
+        "HEADS": heads,
+        "GROUP": query_heads // heads,
+        "DIM": dim,
+        "DIM_P": max(16, triton.next_power_of_2(dim)),
+        "PAGE": page,
+        "ROWS": ROWS,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+    }
+    _prompt[(len(blocks[0]), query_heads)](
+        out, query, *cached, tables, positions, *blocks, scale, tables.stride(0), **sizes
+    )
     return out
 
 

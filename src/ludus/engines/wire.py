@@ -1,0 +1,94 @@
+"""Requests to an OpenAI-compatible server. Promise: what goes wrong is named; only what surely did no work is repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import httpx
+
+from ludus.errors import EngineFailed, describe
+
+ATTEMPTS = 4
+BACKOFF_S = 0.25
+BUSY = frozenset({429, 502, 503, 504})
+KEY = "LUDUS_API_KEY"
+"""The variable that holds the server's key, where it wants one: a secret is never part of a run file."""
+
+
+class Wire:
+    """To `model` of the server at `url`, or, if that is empty, to the only one it serves. At most `max_running` requests at a time."""
+
+    def __init__(self, url: str, *, model: str, max_running: int, timeout_s: float) -> None:
+        self.url, self._model = url.rstrip("/"), model
+        key = os.environ.get(KEY, "")
+        self._client = httpx.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),  # who finds no connection free waits for one
+            limits=httpx.Limits(max_connections=max_running, max_keepalive_connections=max_running),
+        )
+
+    async def choice(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The only choice of the answer, and what the server says of its use of tokens."""
+        answer = await self.request("POST", path, {"model": await self.model_name(), **body})
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            raise self.lacks("exactly one choice", f"is it an OpenAI-compatible {path} endpoint?")
+        usage = answer.get("usage")
+        return choices[0], usage if isinstance(usage, dict) else {}
+
+    async def model_name(self) -> str:
+        if not self._model:
+            listed = (await self.request("GET", "/models")).get("data") or []
+            if len(listed) != 1:
+                names = ", ".join(str(entry.get("id")) for entry in listed) or "nothing"
+                raise EngineFailed(
+                    f"the server at {self.url} serves {names}; expected one model, or to be told which (engine.model)"
+                )
+            self._model = str(listed[0]["id"])
+        return self._model
+
+    async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Retried where the server surely did no work for us, or says that it is busy; a timeout is not: it may be working still."""
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            try:
+                response = await self._client.request(method, self.url + path, json=body)
+            except (httpx.ConnectError, httpx.ConnectTimeout, httpx.RemoteProtocolError) as error:
+                problem = describe(error)
+                continue
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise EngineFailed(f"{method} {self.url}{path}: {describe(error)}") from error
+            if response.status_code not in BUSY:
+                return self._answer(response)
+            problem = f"status {response.status_code}"
+        raise EngineFailed(
+            f"{method} {self.url}{path}: {problem}, {ATTEMPTS} times; is the server up, and engine.url right?"
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def lacks(self, what: str, remedy: str) -> EngineFailed:
+        return EngineFailed(f"the answer of the server at {self.url} lacks {what}; {remedy}")
+
+    def _answer(self, response: httpx.Response) -> dict[str, Any]:
+        where = f"{response.request.method} {response.request.url}"
+        if response.status_code in (401, 403):
+            raise EngineFailed(
+                f"{where}: status {response.status_code}: {response.text[:500]}; put the server's key into {KEY}"
+            )
+        if response.status_code != 200:
+            raise EngineFailed(f"{where}: status {response.status_code}: {response.text[:500]}")
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise EngineFailed(
+                f"{where}: expected a JSON object, got {response.text[:200]!r}; is engine.url the base URL, ending in /v1?"
+            )
+        return answer

@@ -57,7 +57,7 @@ def test_several_mistakes_are_told_at_once():
 
 
 def test_a_wrong_choice_gets_the_near_one():
-    with pytest.raises(ConfigError, match=r"engine\.kind.*'embedded' or 'server'.*Did you mean 'embedded'"):
+    with pytest.raises(ConfigError, match=r"engine\.kind.*'embedded', 'server' or 'chat'.*Did you mean 'embedded'"):
         load_config(None, ["engine.kind=embeded"])
 
 
@@ -126,7 +126,7 @@ def test_a_run_name_stays_inside_the_runs_folder(name):
     [
         (["rollout.group_size=2", "rollout.min_group_size=3"], "min_group_size is 3.*group_size 2"),
         (["engine.kind=server"], "a url goes with kind 'server'"),
-        (["engine.url=http://x"], "only with it"),
+        (["engine.url=http://x"], "only with them"),
         (["algorithm.centre=behaviour", "algorithm.importance_cap=2"], "importance_cap is 2.0.*only with centre 'old'"),
         (["algorithm.loss=reinforce", "algorithm.clip_high=0.3"], "clip_high is 0.3.*only with loss 'clip' or 'cispo'"),
         (["algorithm.loss=cispo", "algorithm.ratio=sequence"], "ratio is 'sequence'.*only with loss 'clip'"),

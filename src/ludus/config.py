@@ -15,7 +15,15 @@ import tomli_w
 from pydantic import Field, ValidationError, model_validator
 
 from ludus.errors import ConfigError, nearest
-from ludus.learning import AlgorithmConfig, CurriculumConfig, HorizonConfig, Section, SpeakersConfig
+from ludus.learning import (
+    BY_VALUES,
+    AlgorithmConfig,
+    CriticConfig,
+    CurriculumConfig,
+    HorizonConfig,
+    Section,
+    SpeakersConfig,
+)
 
 
 class ModelConfig(Section):
@@ -111,10 +119,13 @@ class RolloutConfig(Section):
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded", "server"] = "embedded"
-    """embedded: in this process. server: an outside one, for evaluation."""
+    kind: Literal["embedded", "server", "chat"] = "embedded"
+    """embedded: in this process. server: an outside one that returns token ids and logprobs, for evaluation. chat: one that speaks in text
+    alone, which can be evaluated and cloned, never trained; it needs no tokenizer here, so model.name is left out."""
     url: str = ""
-    """server: base URL of an OpenAI-compatible endpoint that returns token ids and logprobs, e.g. http://127.0.0.1:8000/v1."""
+    """server, chat: base URL of an OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1. A key, where one is wanted: LUDUS_API_KEY."""
+    model: str = ""
+    """server, chat: which of the endpoint's models; empty: the only one it serves."""
     max_running: int = Field(default=64, gt=0)
     """Sequences decoded together; the others wait."""
     max_cached: int = Field(default=128, gt=0)
@@ -131,18 +142,21 @@ class EngineConfig(Section):
 
     @model_validator(mode="after")
     def _url_fits_kind(self) -> EngineConfig:
-        if (self.kind == "server") != bool(self.url):
+        outside = self.kind != "embedded"
+        if outside != bool(self.url) or (self.url and not self.url.startswith(("http://", "https://"))):
             raise ValueError(
-                f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' and only with it"
+                f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' or 'chat' and only with them"
             )
+        if self.model and not outside:
+            raise ValueError(f"engine.model is {self.model!r} with engine.kind 'embedded'; use model.name")
         return self
 
     @model_validator(mode="after")
     def _server_decides_for_itself(self) -> EngineConfig:
         for key in ("max_cached", "max_waiting", "prefill_tokens", "deterministic", "threads"):
-            if self.kind == "server" and getattr(self, key) != type(self).model_fields[key].default:
+            if self.kind != "embedded" and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
-                    f"engine.{key} is {getattr(self, key)!r} with engine.kind 'server', which decides that for itself; leave it out"
+                    f"engine.{key} is {getattr(self, key)!r} with engine.kind {self.kind!r}, which decides that for itself; leave it out"
                 )
         return self
 
@@ -179,7 +193,7 @@ class TrainerConfig(Section):
 
 class SftConfig(Section):
     trajectories: str = ""
-    """A run folder or a trajectories file to clone; empty: the environments' own solvers play."""
+    """A run folder (of `ludus collect`, for instance) or one of its trajectories files to clone; empty: the environments' solvers play."""
     mistakes: float = Field(default=0.0, ge=0, le=1)
     """Chance that the solver plays a random valid action instead of its own."""
     min_reward: float | None = None
@@ -236,6 +250,7 @@ class RunConfig(Section):
     """By environment: how its limit on turns grows. Without one it is max_turns throughout."""
     speakers: SpeakersConfig = SpeakersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
+    critic: CriticConfig = CriticConfig()
     trainer: TrainerConfig = TrainerConfig()
     sft: SftConfig = SftConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -255,6 +270,15 @@ class RunConfig(Section):
         if unknown := self.horizons.keys() - self.environments.keys():
             raise ValueError(
                 f"horizons.{min(unknown)} names no environment of this run; known: {', '.join(self.environments)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _server_renders_for_itself(self) -> RunConfig:
+        if self.engine.kind == "chat" and self.model != ModelConfig():
+            raise ValueError(
+                f"model is set (name {self.model.name!r}) with engine.kind 'chat', which has its own tokenizer and template; leave the "
+                "section out, or use kind 'server' where the endpoint returns token ids"
             )
         return self
 
@@ -280,6 +304,19 @@ class RunConfig(Section):
             raise ValueError(
                 "algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; above "
                 "pipeline.max_staleness 0 use loss 'clip' or 'cispo', or centre 'old' with an importance_cap"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _critic_is_there_and_used(self) -> RunConfig:
+        advantage, kind = self.algorithm.advantage, self.critic.kind
+        if advantage in BY_VALUES and kind == "none":
+            raise ValueError(
+                f"algorithm.advantage is {advantage!r}, which needs a critic's values, and there is none; set critic.kind to 'head' or 'model'"
+            )
+        if advantage not in BY_VALUES and kind != "none":
+            raise ValueError(
+                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks no critic; leave it out, or use {', '.join(BY_VALUES)}"
             )
         return self
 

@@ -100,7 +100,7 @@ class ServerEngine:
         if (last not in sampling.stop_ids) if stopped else (len(ids) != sampling.max_tokens):
             raise EngineFailed(
                 f"the server at {self._wire.url} ended with {choice.get('finish_reason')!r} after {len(ids)} tokens, the last {last}; "
-                f"expected {sampling.max_tokens} or a stop id of {list(sampling.stop_ids)}. It must honour stop_token_ids and return the token."
+                f"expected {sampling.max_tokens} or a stop id of {list(sampling.stop_ids)}. It must honour stop_token_ids."
             )
         return Completion(
             ids=tuple(int(token) for token in ids),

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from ludus.config import RunConfig
 from ludus.controller.client import Client
 from ludus.rollout.chat import Chat
-from ludus.rollout.speaker import Speaker
+from ludus.rollout.conversation import Conversation, InText, InTokens
+from ludus.rollout.speaker import Speaker, TextSpeaker
 from ludus.types import Task
 
 
@@ -52,12 +53,19 @@ class Activity:
 @dataclass(frozen=True, slots=True)
 class Arena:
     client: Client
-    speaker: Speaker
-    chat: Chat
+    speaker: Speaker | TextSpeaker
+    chat: Chat | None
+    """None with a TextSpeaker, which has no use for one."""
     limits: Limits
     max_turns: Mapping[str, int] = field(default_factory=dict)
     """By environment, where it differs from limits.max_turns."""
     activity: Activity = field(default_factory=Activity)
+
+    def converse(self, session_id: str) -> Conversation:
+        if isinstance(self.speaker, TextSpeaker):
+            return InText(self.speaker, session_id=session_id)
+        assert self.chat is not None, "a Speaker answers in tokens, which only a chat can read"
+        return InTokens(self.chat, self.speaker, session_id=session_id)
 
     def limits_of(self, task: Task) -> Limits:
         return replace(self.limits, max_turns=self.max_turns.get(task.environment, self.limits.max_turns))

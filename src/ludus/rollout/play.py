@@ -14,8 +14,9 @@ from typing import TypeVar
 from ludus.controller.client import ClientSession
 from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, TurnTimeout, describe
 from ludus.rollout.arena import Arena
+from ludus.rollout.conversation import Spoken
 from ludus.seeds import derive
-from ludus.types import Action, Completion, Message, Observation, Sampling, Stop, Task, Trajectory, Turn
+from ludus.types import Action, Message, Observation, Sampling, Stop, Task, Trajectory, Turn
 
 CLOSE_TIMEOUT_S = 5.0
 GENERATING = "generating"
@@ -48,10 +49,9 @@ class _Play:
     def __init__(self, attempt: Attempt, arena: Arena) -> None:
         self.attempt, self.arena = attempt, arena
         self.limits = arena.limits_of(attempt.task)
-        self.transcript = arena.chat.transcript()
+        self.conversation = arena.converse(attempt.session_id)
         self.start = Observation()
         self.turns: list[Turn] = []
-        self.has_tools = False
 
     async def run(self) -> Trajectory:
         began = time.monotonic()
@@ -67,7 +67,7 @@ class _Play:
             seed=self.attempt.seed,
             start=self.start,
             turns=tuple(self.turns),
-            sequences=self.transcript.sequences(),
+            sequences=self.conversation.sequences(),
             stop=stop,
             failure=failure,
             max_turns=self.limits.max_turns,
@@ -106,60 +106,52 @@ class _Play:
     async def _converse(self, session: ClientSession) -> None:
         """Turns until the environment is done; raises _Ended where something else ends the session."""
         self.start = self._cut(await self._in_turn_time(session.start(), "starting"))
-        self.has_tools = bool(self.start.tools)
         if self.start.done:
             return
-        prompt_ids = self.transcript.start(self.start.messages, self.start.tools or ())
+        self.conversation.start(self.start.messages, self.start.tools or ())
         for index in range(self.limits.max_turns):
-            observation = await self._turn(index, prompt_ids, session)
+            observation = await self._turn(index, session)
             if observation.done:
                 return
             if sum(turn.observation.invalid for turn in self.turns) > self.limits.max_invalid:
                 raise _Ended(Stop.INVALID)
-            if observation.tools is not None:
-                self.has_tools = bool(observation.tools)
             if index + 1 < self.limits.max_turns:  # the last observation prompts nobody: it is no part of a sequence
-                prompt_ids = self.transcript.observe(observation.messages, observation.tools)
+                self.conversation.observe(observation.messages, observation.tools)
         raise _Ended(Stop.MAX_TURNS)
 
-    async def _turn(self, index: int, prompt_ids: list[int], session: ClientSession) -> Observation:
+    async def _turn(self, index: int, session: ClientSession) -> Observation:
         began = time.monotonic()
-        completion = await self._generate(index, prompt_ids, session)
+        spoken = await self._speak(index, session)
         generated = time.monotonic()
-        self.transcript.speak(completion, turn=index)
-        action = self.arena.chat.parse(completion.ids, tools=self.has_tools)
         turn = Turn(
             index=index,
-            action=action,
+            action=spoken.action,
             observation=Observation(),
-            policy=completion.policy,
-            version=completion.versions[0] if completion.versions else 0,
-            num_prompt_tokens=len(prompt_ids),
-            num_tokens=len(completion.ids),
+            policy=spoken.policy,
+            version=spoken.version,
+            num_prompt_tokens=spoken.num_prompt_tokens,
+            num_tokens=spoken.num_tokens,
             generate_s=generated - began,
         )
         self.turns.append(turn)  # before acting: a failure of the environment must not lose what was sampled
-        if completion.stop == "length":
-            full = len(prompt_ids) + len(completion.ids) >= self.limits.max_tokens
+        if not spoken.complete:
+            full = spoken.num_prompt_tokens + spoken.num_tokens >= self.limits.max_tokens
             raise _Ended(Stop.MAX_TOKENS if full else Stop.MAX_TURN_TOKENS)
-        observation = self._cut(await self._react(session, action))
+        observation = self._cut(await self._react(session, spoken.action))
         self.turns[-1] = replace(turn, observation=observation, act_s=time.monotonic() - generated)
         return observation
 
-    async def _generate(self, index: int, prompt_ids: list[int], session: ClientSession) -> Completion:
-        room = self.limits.max_tokens - len(prompt_ids)
+    async def _speak(self, index: int, session: ClientSession) -> Spoken:
+        room = self.limits.max_tokens - self.conversation.num_prompt_tokens
         if room <= 0:
             raise _Ended(Stop.MAX_TOKENS)
         sampling = Sampling(
             max_tokens=min(self.limits.max_turn_tokens, room),
             temperature=self.limits.temperature,
-            stop_ids=self.arena.chat.stop_ids,
             seed=derive(self.attempt.seed, "turn", index),
         )
         self._note(GENERATING)
-        return await self.arena.speaker.speak(
-            prompt_ids, sampling=sampling, session_id=self.attempt.session_id, session=session
-        )
+        return await self.conversation.speak(turn=index, sampling=sampling, session=session)
 
     async def _react(self, session: ClientSession, action: Action) -> Observation:
         if action.problem:  # the model hears what was wrong with its call; the environment never sees it

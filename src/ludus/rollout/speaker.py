@@ -1,15 +1,19 @@
-"""Who speaks a turn: the policy through an engine, or a solver for warm starts. Both answer in tokens, so one `play` serves both."""
+"""Who speaks a turn: the policy through an engine, a solver for warm starts, an outside model.
+
+A Speaker answers in tokens. A TextSpeaker answers in words alone: what it says can be evaluated and cloned, never trained on.
+"""
 
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
 from ludus.controller.client import ClientSession
-from ludus.engines.engine import Engine
+from ludus.engines.engine import Answer, Engine, TextEngine
 from ludus.rollout.chat import Chat
-from ludus.types import CURRENT, Completion, Sampling
+from ludus.types import CURRENT, Completion, Message, Sampling, Tool
 
 
 class Speaker(Protocol):
@@ -18,6 +22,22 @@ class Speaker(Protocol):
     ) -> Completion: ...
 
     async def release(self, session_id: str) -> None: ...
+
+
+class TextSpeaker(ABC):
+    @abstractmethod
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool],
+        sampling: Sampling,
+        session_id: str,
+        session: ClientSession,
+    ) -> Answer: ...
+
+    async def release(self, session_id: str) -> None:
+        return None
 
 
 class PolicySpeaker:
@@ -55,3 +75,40 @@ class SolverSpeaker:
 
     async def release(self, session_id: str) -> None:
         return None
+
+
+class ChatSpeaker(TextSpeaker):
+    """An outside model."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool],
+        sampling: Sampling,
+        session_id: str,
+        session: ClientSession,
+    ) -> Answer:
+        return await self._engine.answer(messages, tools=tools, sampling=sampling, session_id=session_id)
+
+
+class TextSolver(TextSpeaker):
+    """The environment's own solver, as SolverSpeaker, without a model's tokens: no model is needed to collect what it does."""
+
+    def __init__(self, *, mistakes: float) -> None:
+        self._mistakes = mistakes
+
+    async def answer(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Tool],
+        sampling: Sampling,
+        session_id: str,
+        session: ClientSession,
+    ) -> Answer:
+        action = await session.solve(mistakes=self._mistakes, rng=random.Random(sampling.seed))
+        return Answer(action, "end", policy=SolverSpeaker.POLICY)

@@ -33,6 +33,8 @@ BUILT_IN = {
     "sokoban": "ludus.worlds.sokoban:Sokoban",
     "twenty_questions": "ludus.worlds.twenty_questions:TwentyQuestions",
     "wordle": "ludus.worlds.wordle:Wordle",
+    "textcraft": "ludus.worlds.textcraft.world:Textcraft",
+    "shell": "ludus.worlds.shell.world:Shell",
 }
 
 

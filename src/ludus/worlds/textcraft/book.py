@@ -1,0 +1,146 @@
+"""A book of recipes: what makes what. Promise: no item is needed to make itself, and every question has one answer in any process.
+
+An ingredient is an item or a group of items, such as `planks`, which any of its members will do for. What no recipe makes can be got.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+
+@dataclass(frozen=True)
+class Recipe:
+    makes: str
+    count: int
+    needs: tuple[tuple[str, int], ...]
+
+    @cached_property
+    def command(self) -> str:
+        return f"craft {self.count} {self.makes} using {', '.join(f'{count} {name}' for name, count in self.needs)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Book:
+    """`recipes` by what they make; `groups` by name, members in order."""
+
+    recipes: Mapping[str, tuple[Recipe, ...]]
+    groups: Mapping[str, tuple[str, ...]]
+    _depths: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def items(self) -> tuple[str, ...]:
+        named = {name for recipes in self.recipes.values() for recipe in recipes for name, _ in recipe.needs}
+        members = {member for group in self.groups.values() for member in group}
+        return tuple(sorted((named | members | set(self.recipes)) - set(self.groups)))
+
+    @cached_property
+    def materials(self) -> frozenset[str]:
+        """What can be got."""
+        return frozenset(self.items) - frozenset(self.recipes)
+
+    @cached_property
+    def all(self) -> tuple[Recipe, ...]:
+        return tuple(recipe for name in sorted(self.recipes) for recipe in self.recipes[name])
+
+    def depth(self, name: str) -> int:
+        """0 for a material; else one more than the deepest thing that the first recipe needs."""
+        if name not in self._depths:
+            self._depths[name] = self._depth(name)
+        return self._depths[name]
+
+    def member(self, group: str, *, have: Mapping[str, int] | None = None) -> str:
+        """The member that is there already, else the one that is least work."""
+        members = self.groups[group]
+        return max(members, key=lambda item: ((have or {}).get(item, 0), -self.depth(item)))
+
+    def match(self, item: str, *, count: int, given: Mapping[str, int]) -> Recipe | None:
+        """The recipe that makes `count` of `item` of exactly what is given."""
+        return next(
+            (recipe for recipe in self.recipes.get(item, ()) if recipe.count == count and self._fits(recipe, given)),
+            None,
+        )
+
+    def _fits(self, recipe: Recipe, given: Mapping[str, int]) -> bool:
+        left = dict(given)  # items first: what they leave may be for a group
+        for name, count in sorted(recipe.needs, key=lambda need: need[0] in self.groups):
+            for item in self.groups.get(name, (name,)):
+                taken = min(count, left.get(item, 0))
+                count -= taken
+                left[item] = left.get(item, 0) - taken
+            if count:
+                return False
+        return not any(left.values())
+
+    def _depth(self, name: str) -> int:
+        if name in self.groups:
+            return min(self.depth(item) for item in self.groups[name])
+        if name not in self.recipes:
+            return 0
+        return 1 + max(self.depth(need) for need, _ in self.recipes[name][0].needs)
+
+
+def make_book(recipes: Iterable[Recipe], groups: Mapping[str, tuple[str, ...]]) -> Book:
+    """Leaves out, in the order given, every recipe by which an item would be needed to make itself."""
+    kept: dict[str, list[Recipe]] = {}
+    uses: dict[str, set[str]] = {}
+    for recipe in recipes:
+        needs = {item for name, _ in recipe.needs for item in groups.get(name, (name,))}
+        if not _reaches(uses, start=needs, goal=recipe.makes):
+            uses.setdefault(recipe.makes, set()).update(needs)
+            kept.setdefault(recipe.makes, []).append(recipe)
+    return Book({name: tuple(found) for name, found in sorted(kept.items())}, dict(groups))
+
+
+def _reaches(uses: Mapping[str, set[str]], *, start: set[str], goal: str) -> bool:
+    seen, front = set(start), list(start)
+    while front:
+        new = uses.get(front.pop(), set()) - seen
+        seen |= new
+        front += new
+    return goal in seen
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Commands that make something, and the recipes that they follow."""
+
+    commands: tuple[str, ...]
+    recipes: tuple[Recipe, ...]
+
+
+def plan(book: Book, goal: str, *, have: Mapping[str, int]) -> Plan:
+    """From what is there to one `goal`, by the first recipe of everything; nothing is fetched or made before it is needed."""
+    return _planned(book, goal, tuple(sorted(have.items())))
+
+
+@lru_cache(maxsize=1 << 14)
+def _planned(book: Book, goal: str, have: tuple[tuple[str, int], ...]) -> Plan:
+    stock, commands, used = Counter(dict(have)), list[str](), list[Recipe]()
+
+    def need(item: str, count: int) -> None:
+        """Afterwards `count` of `item` are there and promised to whoever asked."""
+        missing = count - stock[item]
+        if missing > 0 and item in book.materials:
+            commands.append(f"get {missing} {item}")
+            stock[item] += missing
+        while stock[item] < count:
+            make(book.recipes[item][0])
+        stock[item] -= count
+
+    def make(recipe: Recipe) -> None:
+        given = [(book.member(name, have=stock) if name in book.groups else name, n) for name, n in recipe.needs]
+        for name, n in sorted(given, key=lambda pair: -book.depth(pair[0])):
+            need(name, n)
+        commands.append(command(recipe, given))
+        used.append(recipe)
+        stock[recipe.makes] += recipe.count
+
+    need(goal, 1)
+    return Plan(tuple(commands), tuple(used))
+
+
+def command(recipe: Recipe, given: Iterable[tuple[str, int]]) -> str:
+    return f"craft {recipe.count} {recipe.makes} using {', '.join(f'{n} {name}' for name, n in given)}"

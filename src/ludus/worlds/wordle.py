@@ -43,7 +43,7 @@ class Wordle:
         *,
         words: Annotated[int, Field(ge=2, le=40)] = 16,
         hints: bool = True,
-        max_turns: Annotated[int, Field(ge=1)] = 3,
+        max_turns: Annotated[int, Field(ge=2)] = 3,
     ) -> None:
         """words: listed in a task; hints: list what is left after each guess; max_turns: guesses."""
         self.num_words, self.hints, self.max_turns = words, hints, max_turns
@@ -75,11 +75,10 @@ class Wordle:
         return rng.choice(self.words)
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
-        while True:
-            words = tuple(sorted(rng.sample(WORDS, self.num_words)))
-            secret = rng.choice(words)
-            if guesses_needed(words, secret=secret) <= self.max_turns:
-                return {"words": list(words), "secret": secret}
+        words = tuple(sorted(rng.sample(WORDS, self.num_words)))
+        secrets = rng.sample(words, len(words))  # one is always found in time: the word that the solver guesses first
+        secret = next(secret for secret in secrets if guesses_needed(words, secret=secret) <= self.max_turns)
+        return {"words": list(words), "secret": secret}
 
 
 @lru_cache(maxsize=1 << 17)
@@ -102,6 +101,7 @@ def still_possible(words: tuple[str, ...], *, guess: str, told: str) -> tuple[st
     return tuple(word for word in words if feedback(guess, word) == told)
 
 
+@lru_cache(maxsize=4096)
 def best_guess(words: tuple[str, ...]) -> str:
     """Of the words still possible, the one after whose answer the fewest are left on average."""
 

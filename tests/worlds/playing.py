@@ -5,6 +5,11 @@ import random
 from functools import cache
 
 from ludus.environments import make
+from ludus.environments.registry import BUILT_IN
+
+HEAVY = ("shell", "babyai", "sciworld", "household", "browser")
+"""Worlds that need a sandbox or other people's packages: what holds for all worlds is tested in their own files."""
+PLAIN = tuple(name for name in BUILT_IN if name not in HEAVY)
 
 
 @cache

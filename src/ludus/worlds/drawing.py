@@ -1,4 +1,4 @@
-"""Tasks drawn at random. Promise: the same in any process, no two alike, and none of them both in train and test."""
+"""Tasks drawn at random. Promise: the same in any process, no two alike, and none of them in two splits."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 
 NUM_TRAIN = 1000
 NUM_TEST = 200
+NUM_DEV = 100
 _PATIENCE = 300
 """Draws in a row that bring nothing new, after which there is taken to be no more."""
 
 
 def draw_tasks(
-    draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str, apart: str = ""
+    draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str, apart: str = "", num_dev: int = 0
 ) -> list[dict[str, Any]]:
     """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing.
 
-    apart: a key of the tasks; no value of it is in both splits.
+    apart: a key of the tasks; no value of it is in two splits. num_dev: tasks of a third split, dev.
     """
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
     distinct: dict[str, dict[str, Any]] = {}
     misses = 0
-    while len(distinct) < NUM_TRAIN + NUM_TEST and misses < _PATIENCE:
+    while len(distinct) < NUM_TRAIN + NUM_TEST + num_dev and misses < _PATIENCE:
         task = draw(rng)
         known = len(distinct)
         distinct.setdefault(json.dumps(task, sort_keys=True), task)
@@ -32,10 +33,10 @@ def draw_tasks(
     kept_together: dict[str, list[dict[str, Any]]] = {}
     for content, task in distinct.items():
         kept_together.setdefault(str(task[apart]) if apart else content, []).append(task)
-    num_test = min(NUM_TEST, max(1, len(distinct) // 5))
-    splits: dict[str, list[dict[str, Any]]] = {"test": [], "train": []}
+    wanted = {"test": min(NUM_TEST, max(1, len(distinct) // 5)), "dev": num_dev, "train": len(distinct)}
+    splits: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
     for tasks in kept_together.values():
-        splits["test" if len(splits["test"]) < num_test else "train"] += tasks
+        splits[next(name for name in wanted if len(splits[name]) < wanted[name])] += tasks
     return splits.get(split, [])
 
 

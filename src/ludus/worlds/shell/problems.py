@@ -1,0 +1,72 @@
+"""What a problem of the shell world is, and what its families draw from. Promise: all names are plain words, so no script needs quoting."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_NAMES = (
+    "anna bert carla dora emil fritz greta hugo ida jan karl lena max nora otto paula rolf sven tina uwe vera willi"
+)
+_WORDS = (
+    "amber anchor apple arrow barn basket beacon birch bottle bridge candle canyon castle cedar cloud coral cotton daisy "
+    "desert dolphin eagle ember falcon feather fern forest garden ginger glacier harbor hazel honey island ivory jasmine "
+    "kettle ladder lantern lemon lily maple marble meadow mirror needle nutmeg ocean olive orchid paper pearl pepper pine "
+    "planet pocket quartz rabbit raven ribbon river saddle salmon silver spruce summit thunder tulip velvet violet walnut willow"
+)
+BASH = ("bash", "--norc", "--noprofile", "-c")
+"""What runs a script. Without --norc, bash reads .bashrc where its input is a socket, and the agent could have written one."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer`, or, where that is empty, by `check`: a script
+    that ends with 0. `gold` solves it; where an answer is wanted, it is what `gold` prints."""
+
+    family: str
+    description: str
+    gold: str
+    init: str = ""
+    start: str = ""
+    answer: str = ""
+    check: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def words(rng: random.Random, count: int) -> list[str]:
+    return rng.sample(_WORDS.split(), count)
+
+
+def names(rng: random.Random, count: int) -> list[str]:
+    return rng.sample(_NAMES.split(), count)
+
+
+def write(files: Mapping[str, str]) -> str:
+    """A script that writes these files, folders included."""
+    lines = []
+    for path, text in files.items():
+        folder, _, _ = path.rpartition("/")
+        lines += [f"mkdir -p {folder}"] * bool(folder)
+        lines.append(f"cat > {path} <<'END'\n{text.rstrip()}\nEND" if text else f": > {path}")
+    return "\n".join(lines)
+
+
+def same(files: Mapping[str, str]) -> str:
+    """A script that fails unless each of these files holds exactly this."""
+    lines = [
+        f"cmp -s {path} - <<'END' || exit 1\n{text.rstrip()}\nEND"
+        if text
+        else f"[ -f {path} ] && [ ! -s {path} ] || exit 1"
+        for path, text in files.items()
+    ]
+    return "\n".join(lines)
+
+
+def only(folder: str, files: list[str]) -> str:
+    """A script that fails unless these, and no others, are the files below `folder`."""
+    listed = "\n".join(sorted(files))
+    return f'[ "$(cd {folder} && find . -type f | sed "s|^./||" | LC_ALL=C sort)" = "{listed}" ] || exit 1'

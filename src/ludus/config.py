@@ -312,11 +312,11 @@ class RunConfig(Section):
         advantage, kind = self.algorithm.advantage, self.critic.kind
         if advantage in BY_VALUES and kind == "none":
             raise ValueError(
-                f"algorithm.advantage is {advantage!r}, which needs a critic's values, and there is none; set critic.kind to 'head' or 'model'"
+                f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to 'head' or 'model'"
             )
         if advantage not in BY_VALUES and kind != "none":
             raise ValueError(
-                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks no critic; leave it out, or use {', '.join(BY_VALUES)}"
+                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out, or use {', '.join(BY_VALUES)}"
             )
         return self
 

@@ -15,6 +15,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+BY_VALUES = ("gae", "turn_gae", "bilevel_gae")
+"""Advantages that a critic's values are needed for."""
+
+
 class CurriculumConfig(Section):
     tasks: Literal["uniform", "replay"] = "uniform"
     """uniform: every task once per epoch; replay: prioritised level replay, by what the task's last group showed."""
@@ -87,15 +91,44 @@ class SpeakersConfig(Section):
         return self
 
 
+class CriticConfig(Section):
+    kind: Literal["none", "head", "model"] = "none"
+    """head: a layer on the policy's hidden states, which does not move them; model: a model of its own, begun as the policy's."""
+    lr: float = Field(default=1e-4, gt=0)
+    """Of its own optimiser, without warm-up."""
+    steps: int = Field(default=1, gt=0)
+    """Optimiser steps that it takes on the batch of one step of the policy."""
+    clip: float = Field(default=0.0, ge=0)
+    """How far a value may move on one batch and still gain by it; 0: as far as it likes."""
+
+    @model_validator(mode="after")
+    def _nothing_is_ignored(self) -> CriticConfig:
+        for name, field in type(self).model_fields.items():
+            if self.kind == "none" and getattr(self, name) != field.default:
+                raise ValueError(f"critic.{name} counts only with a critic; set critic.kind, or leave it out")
+        if self.clip and self.steps == 1:
+            raise ValueError(
+                "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"
+            )
+        return self
+
+
 class AlgorithmConfig(Section):
-    advantage: Literal["group", "leave_one_out", "reward", "return_to_go", "gigpo"] = "group"
+    advantage: Literal[
+        "group", "leave_one_out", "reward", "return_to_go", "gigpo", "gae", "turn_gae", "bilevel_gae"
+    ] = "group"
     """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
-    return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states."""
+    return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states.
+    With a critic: gae over tokens (PPO), turn_gae over turns (Agent-R1), bilevel_gae over turns and inside each over its tokens."""
     normalise: Literal["std", "none", "batch"] = "std"
     """std divides by the group's standard deviation (GRPO); none only centres (Dr. GRPO); batch whitens over the batch's tokens
-    (REINFORCE++). Left out, it is std for group and gigpo, and none for the others."""
+    (REINFORCE++). Left out: std for group and gigpo, batch for those with a critic (turn_gae: over turns), none for the others."""
     discount: float = Field(default=1.0, gt=0, le=1)
-    """Per turn, of return_to_go and gigpo."""
+    """Per turn, of return_to_go, gigpo, turn_gae and bilevel_gae; per token, of gae."""
+    trace: float = Field(default=1.0, ge=0, le=1)
+    """lambda of the three with a critic: 1 counts on what was earned, 0 on the critic's next value."""
+    bootstrap: bool = False
+    """Those with a critic: a session cut by a limit goes on with the critic's last value, as if it had not ended."""
     unfinished_reward: float | None = None
     """The whole reward of a session that ended without `done`, in place of what it earned (AgentRL: -0.2); unset: what it earned."""
     overlong: tuple[int, int] | None = None
@@ -109,7 +142,7 @@ class AlgorithmConfig(Section):
     filter: Literal["none", "zero_variance", "dynamic", "top_share", "top_p"] = "zero_variance"
     """Which groups are trained: all; those whose rewards differ; the same, with others played in their place (DAPO); the filter_share
     of groups with the greatest reward std (StarPO-S); the greatest that hold filter_share of all std (RAGEN-2). Left out, it is none
-    where a group of equal rewards has a gradient: reward, return_to_go, gigpo."""
+    where a group of equal rewards has a gradient: reward, return_to_go, gigpo, and those with a critic."""
     filter_share: float = Field(default=1.0, gt=0, le=1)
     """top_share: 0.25 in StarPO-S; top_p: 0.9 in RAGEN-2."""
     filter_rescale: Literal["none", "linear", "sqrt"] = "none"
@@ -152,7 +185,9 @@ class AlgorithmConfig(Section):
             follows["importance_cap"] = 0.0
         if data.get("advantage") in ("leave_one_out", "reward", "return_to_go"):
             follows["normalise"] = "none"
-        if data.get("advantage") in ("reward", "return_to_go", "gigpo"):
+        if data.get("advantage") in BY_VALUES:
+            follows["normalise"] = "batch"
+        if data.get("advantage") in ("reward", "return_to_go", "gigpo", *BY_VALUES):
             follows["filter"] = "none"
         return follows | dict(data)
 
@@ -168,7 +203,14 @@ class AlgorithmConfig(Section):
                 "centre 'old'; around 'behaviour' the ratio itself holds the correction",
             ),
             ("importance", "token", self.importance_cap > 0, "an importance_cap"),
-            ("discount", 1.0, self.advantage in ("return_to_go", "gigpo"), "advantage 'return_to_go' or 'gigpo'"),
+            (
+                "discount",
+                1.0,
+                self.advantage in ("return_to_go", "gigpo", *BY_VALUES),
+                "advantage 'return_to_go', 'gigpo' or one with a critic",
+            ),
+            ("trace", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
+            ("bootstrap", False, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
             ("state_weight", 1.0, self.advantage == "gigpo", "advantage 'gigpo'"),
             ("task_centre", True, self.task_normalise != "none", "task_normalise"),
             ("filter_share", 1.0, self.filter in ("top_share", "top_p"), "filter 'top_share' or 'top_p'"),

@@ -143,6 +143,16 @@ def frozen_array(values: Any, dtype: Any) -> np.ndarray:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ValueTargets:
+    """What a critic learns from a sequence, each float32 (T,): its values before the step, what came of them, and a token's share in
+    the critic's loss, 0 where it is not asked."""
+
+    values: np.ndarray
+    returns: np.ndarray
+    weights: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
     """One trainable row. All arrays have length T; `sampled` is the loss mask, known from provenance.
 
@@ -158,6 +168,7 @@ class Sequence:
     turns: np.ndarray  # int32
     advantages: np.ndarray | None = None  # float32
     weights: np.ndarray | None = None  # float32
+    critic: ValueTargets | None = None  # filled by an algorithm with a critic
 
     def __post_init__(self) -> None:
         lengths = {len(a) for a in (self.ids, self.sampled, self.logprobs, self.versions, self.turns)}

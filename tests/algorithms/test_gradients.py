@@ -63,6 +63,12 @@ def test_a_sequence_ratio_has_the_mean_of_its_tokens_gradients(aggregate):
     assert got == pytest.approx(PER_TOKEN, abs=1e-6)
 
 
+@pytest.mark.parametrize("advantage", ["gae", "turn_gae", "bilevel_gae"])
+def test_with_a_critic_that_expects_nothing_the_gradient_is_the_true_one_also_alone_in_its_group(advantage):
+    for size in (1, 2):
+        assert gradient(size, advantage=advantage, normalise="none") == pytest.approx(PER_TOKEN, abs=1e-6)
+
+
 def test_a_discounted_return_to_go_has_the_gradient_of_the_discounted_return_from_each_turn_on():
     # Turn 1 weighs its own reward in full: the discount does not shrink late turns, as it would in the gradient of the discounted sum.
     expected = true_gradient(LOGITS, walks(), reward=lambda outcome: outcome[1][0] + 0.5 * outcome[1][1])

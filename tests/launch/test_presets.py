@@ -21,6 +21,8 @@ EXTRA = {
     "scaling-inter": {"optimizer/kl_k3"},
     "reinforce++": {"optimizer/kl_k1"},
     "rloo": {"optimizer/importance"},
+    "ppo": {"optimizer/critic_loss", "optimizer/critic_explained"},
+    "agent-r1": {"optimizer/critic_loss"},
 }
 """Metrics that only this preset's pieces write: were one of them ignored, its metric would be missing."""
 
@@ -37,6 +39,8 @@ def small(preset, folder, model):
     data["environments"] = {"guess": {"options": GUESS}}
     data["rollout"] |= {"group_size": 4, "max_turn_tokens": 6, "max_tokens": 256}
     data["pipeline"] |= {"steps": 3, "groups_per_step": 4}
+    if "critic" in data:
+        data["critic"]["steps"] = 2
     data["store"] = {"folder": str(folder), "tensorboard": False, "checkpoint_every": 0, "trajectories": False}
     for horizon in data.get("horizons", {}).values():
         horizon |= {"turns": [1, 2], "every": 1}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from ludus.types import Batch, Group
+from ludus.types import Batch, Group, Trajectory
+
+Values = Callable[[Seq[Trajectory]], list[np.ndarray]]
+"""A critic: of each trajectory, the value before every sampled token, in order (M,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +33,9 @@ class Tokens:
 
 
 class Algorithm(Protocol):
-    def batch(self, groups: Seq[Group]) -> Batch:
-        """Sequences with advantages and weights. Pure; deterministic in the order of groups."""
+    def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
+        """Sequences with advantages and weights. Deterministic in the order of groups, and pure but for asking `values`, which are
+        given where the run has a critic."""
         ...
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:

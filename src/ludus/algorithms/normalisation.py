@@ -22,10 +22,19 @@ from ludus.algorithms.advantages import differs
 Statistics = Literal["token", "trajectory"]
 
 
-def whiten(values: Seq[np.ndarray], *, statistics: Statistics = "token", centre: bool = True) -> list[np.ndarray]:
-    """`values[i]` are the advantages of the sampled tokens of trajectory i; the answer has the same shape."""
+def whiten(
+    values: Seq[np.ndarray],
+    *,
+    statistics: Statistics = "token",
+    centre: bool = True,
+    counted: Seq[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """`values[i]` are the advantages of the sampled tokens of trajectory i; the answer has the same shape.
+
+    `counted[i]`, where it is given, marks the tokens that the statistics are of, such as one for each turn."""
     flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)
-    weights = np.concatenate([*(_weights(len(own), statistics) for own in values), np.zeros(0)])
+    own_weights = counted or [_weights(len(own), statistics) for own in values]
+    weights = np.concatenate([*own_weights, np.zeros(0)]).astype(np.float64)
     if not len(flat) or (centre and not differs(flat)) or not flat.any():
         return [np.zeros(len(own), dtype=np.float32) for own in values]
     mean = np.average(flat, weights=weights) if centre else 0.0

@@ -25,13 +25,15 @@ from torch import Tensor
 from ludus.algorithms import gigpo, kl, losses
 from ludus.algorithms.advantages import group_advantages, leave_one_out_advantages, mean_of_others
 from ludus.algorithms.aggregation import token_weights
-from ludus.algorithms.algorithm import Tokens
+from ludus.algorithms.algorithm import Tokens, Values
+from ludus.algorithms.credit import Credit, credit, with_targets
 from ludus.algorithms.filters import keep, rescaled
 from ludus.algorithms.normalisation import whiten, whiten_by
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.algorithms.shaping import shaped
 from ludus.config import AlgorithmConfig
 from ludus.errors import TrainerFailed
+from ludus.learning import BY_VALUES
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
 
@@ -39,7 +41,7 @@ from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_arra
 class PolicyGradient:
     config: AlgorithmConfig
 
-    def batch(self, groups: Seq[Group]) -> Batch:
+    def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
         """An empty batch (no sequences) when the filter keeps no group: there is nothing to learn from it."""
         if self.config.foreign == "mask":
             groups = [replace(group, trajectories=tuple(map(_own_words, group.trajectories))) for group in groups]
@@ -51,15 +53,32 @@ class PolicyGradient:
         metrics = _metrics(groups, kept)
         if self.config.advantage == "gigpo" and kept:
             metrics["groups/shared_states"] = float(np.mean([gigpo.shared_share(_states(group)) for group in kept]))
-        return Batch(self._sequences(kept, share=len(kept) / max(1, len(groups))), groups=kept, metrics=metrics)
+        share = len(kept) / max(1, len(groups))
+        if self.config.advantage not in BY_VALUES:
+            tokens = [
+                _by_token(t, own)
+                for group in kept
+                for t, own in zip(group.trajectories, self._advantages(group), strict=True)
+            ]
+            return Batch(self._sequences(kept, tokens, share=share), groups=kept, metrics=metrics)
+        credits = self._credits(kept, values)
+        tokens = [own.advantages.astype(np.float32) for own in credits]
+        counted = [own.counted for own in credits]
+        sequences = self._sequences(kept, tokens, share=share, counted=counted)
+        return Batch(with_targets(sequences, credits), groups=kept, metrics=metrics)
 
-    def _sequences(self, groups: Seq[Group], *, share: float) -> tuple[Sequence, ...]:
+    def _credits(self, groups: Seq[Group], values: Values | None) -> list[Credit]:
+        assert values is not None, f"advantage {self.config.advantage!r} needs a critic's values"
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        turns = [advantages for group in groups for advantages in self._advantages(group)]
-        tokens = self._normalised(
-            [_by_token(trajectory, values) for trajectory, values in zip(trajectories, turns, strict=True)],
-            [trajectory.task.environment for trajectory in trajectories],
-        )
+        return [credit(t, own, config=self.config) for t, own in zip(trajectories, values(trajectories), strict=True)]
+
+    def _sequences(
+        self, groups: Seq[Group], tokens: list[np.ndarray], *, share: float, counted: list[np.ndarray] | None = None
+    ) -> tuple[Sequence, ...]:
+        """`tokens`: of each trajectory, the advantages of its sampled tokens."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        environments = [trajectory.task.environment for trajectory in trajectories]
+        tokens = self._normalised(tokens, environments, counted=counted)
         counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
         weights = token_weights(counts, aggregate=self.config.aggregate, constant=self.config.aggregate_tokens)
         scale = rescaled(share, rescale=self.config.filter_rescale)
@@ -87,10 +106,12 @@ class PolicyGradient:
     def _returns(self, group: Group) -> list[np.ndarray]:
         return [return_to_go(turn_rewards(t), discount=self.config.discount) for t in group.trajectories]
 
-    def _normalised(self, tokens: list[np.ndarray], environments: Seq[str]) -> list[np.ndarray]:
+    def _normalised(
+        self, tokens: list[np.ndarray], environments: Seq[str], *, counted: list[np.ndarray] | None
+    ) -> list[np.ndarray]:
         config = self.config
         if config.normalise == "batch":
-            return whiten(tokens)
+            return whiten(tokens, counted=counted)
         if config.task_normalise == "none":
             return tokens
         return whiten_by(tokens, environments, statistics=config.task_normalise, centre=config.task_centre)

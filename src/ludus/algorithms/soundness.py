@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ludus.config import RunConfig
+from ludus.learning import BY_VALUES
 
 
 def doubts(config: RunConfig) -> list[str]:
@@ -24,7 +25,7 @@ def doubts(config: RunConfig) -> list[str]:
             "algorithm.ratio is 'sequence' around 'old': with one step per batch the ratio is 1 and its clip idles. "
             "GSPO's clip needs algorithm.centre = 'behaviour'."
         )
-    if algorithm.filter != "none" and algorithm.advantage in ("reward", "return_to_go"):
+    if algorithm.filter != "none" and algorithm.advantage in ("reward", "return_to_go", *BY_VALUES):
         found.append(
             f"algorithm.filter is {algorithm.filter!r} with advantage {algorithm.advantage!r}, which learns from groups of equal rewards "
             "too: leaving them out biases it towards tasks at the edge. Set filter = 'none'."

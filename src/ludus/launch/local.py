@@ -10,6 +10,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
@@ -25,6 +27,7 @@ from ludus.store.recorder import Listener, Recorder
 from ludus.store.report import write_report
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import latest_checkpoint
+from ludus.trainer.critic import Critic
 from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
 from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
@@ -71,8 +74,9 @@ class _Training:
         self.parts, self.config, self.recorder = parts, parts.config, recorder
         self.algorithm = make_algorithm(self.config.algorithm)
         self.channel = MemoryChannel()
+        model = parts.load_model()
         self.trainer = Trainer(
-            parts.load_model(),
+            model,
             algorithm_loss=self.algorithm.loss,
             config=self.config.trainer,
             temperature=self.config.rollout.temperature,
@@ -80,6 +84,7 @@ class _Training:
             schedule=_schedule(self.config),
             reference=parts.load_model() if self.config.algorithm.kl != "none" else None,
             entropy_gradient=self.config.algorithm.entropy_weight > 0,
+            critic=_critic(parts, policy=model),
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
         self.speakers = OtherSpeakers(
@@ -165,6 +170,14 @@ class _Training:
             keep=self.config.store.keep_checkpoints,
             tensors=self.speakers.tensors(),
         )
+
+
+def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | None:
+    config = parts.config.critic
+    if config.kind == "none":
+        return None
+    own = parts.load_model() if config.kind == "model" else None
+    return Critic(config, policy=policy, model=own, trainer=parts.config.trainer)
 
 
 def _schedule(config: RunConfig) -> Schedule:

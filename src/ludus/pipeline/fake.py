@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ludus.types import Batch
+import numpy as np
+
+from ludus.types import Batch, Trajectory
 
 
 class FakeTrainer:
@@ -18,6 +20,10 @@ class FakeTrainer:
         time.sleep(self._step_s)
         self.batches.append(batch)
         return {"loss": 0.0}
+
+    def values(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """It expects nothing."""
+        return [np.zeros(sum(sequence.num_sampled for sequence in t.sequences)) for t in trajectories]
 
     def publish(self) -> int:
         self.version = len(self.batches)

@@ -24,6 +24,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from ludus.algorithms.algorithm import Algorithm
 from ludus.algorithms.filters import group_differs
 from ludus.algorithms.shaping import shaped
@@ -38,7 +40,7 @@ from ludus.rollout.arena import Arena
 from ludus.rollout.group import play_group
 from ludus.store.recorder import Recorder
 from ludus.store.trajectories import group_from_dict, group_to_dict
-from ludus.types import Batch, Group
+from ludus.types import Batch, Group, Trajectory
 
 STALL_S = 60.0
 """Without a finished group for so long, an event says what every session is waiting for."""
@@ -55,6 +57,10 @@ class Trainer(Protocol):
     def version(self) -> int: ...
 
     def step(self, batch: Batch) -> dict[str, float]: ...
+
+    def values(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+        """Of each trajectory, what the critic expects before every sampled token; asked only where the run has a critic."""
+        ...
 
     def publish(self) -> int: ...
 
@@ -198,7 +204,7 @@ class Loop:
             groups = await self._take()
             if groups is None:  # asked to stop, or nothing left to learn
                 break
-            batch = self.algorithm.batch(groups)
+            batch = await self._batch(groups)
             self.feed.train(groups)
             self.horizons.learn(groups)
             empty = 0 if batch.sequences else empty + 1
@@ -211,6 +217,12 @@ class Loop:
             await self._milestones(sides)
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
+
+    async def _batch(self, groups: tuple[Group, ...]) -> Batch:
+        """Where the run has a critic, its values are asked for in the trainer's thread, and are those of before the step."""
+        if self.config.critic.kind == "none":
+            return self.algorithm.batch(groups)
+        return await self._in_trainer(lambda: self.algorithm.batch(groups, values=self.trainer.values))
 
     def _free(self) -> None:
         """The slots of what was taken: whatever its gradient was, the engine has it now."""

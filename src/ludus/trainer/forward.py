@@ -27,14 +27,7 @@ def sampled_logprobs(
     max_logits: int = MAX_LOGITS,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
-    decoder: Any = model.base_model
-    hidden = decoder(
-        input_ids=microbatch.ids,
-        position_ids=microbatch.positions,
-        segments=microbatch.segments,
-        use_cache=False,
-    )[0]
-    hidden = hidden[0].index_select(0, microbatch.predictors)  # (M, hidden): the head never sees observations
+    hidden = sampled_hidden(model, microbatch)
     rows = max(1, max_logits // model.config.get_text_config().vocab_size)
     if len(hidden) <= rows:
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
@@ -47,6 +40,18 @@ def sampled_logprobs(
     ]
     logprobs, entropies = zip(*pieces, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
+
+
+def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
+    """(M, hidden): the last hidden state before each sampled token, which has read all that precedes it and nothing else."""
+    decoder: Any = model.base_model
+    hidden: Tensor = decoder(
+        input_ids=microbatch.ids,
+        position_ids=microbatch.positions,
+        segments=microbatch.segments,
+        use_cache=False,
+    )[0]
+    return hidden[0].index_select(0, microbatch.predictors)  # a head never sees observations
 
 
 def _head(

@@ -21,6 +21,7 @@ from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import TrainerFailed
 from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
+from ludus.trainer.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.metrics import summarise
 from ludus.trainer.optimizer import Schedule, make_optimizer, warmup
@@ -34,7 +35,7 @@ from ludus.trainer.state import (
     rng_states,
 )
 from ludus.trainer.threads import cpu_threads
-from ludus.types import Batch, Sequence, frozen_array
+from ludus.types import Batch, Sequence, Trajectory, frozen_array
 from ludus.weights.channel import Channel
 
 Loss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
@@ -55,8 +56,10 @@ class Trainer:
         schedule: Schedule | None = None,
         reference: PreTrainedModel | None = None,
         entropy_gradient: bool = False,
+        critic: Critic | None = None,
     ) -> None:
-        """`reference` is frozen, and its logprobs are given to the loss; `entropy_gradient`: the loss has an entropy bonus."""
+        """`reference` is frozen, and its logprobs are given to the loss; `entropy_gradient`: the loss has an entropy bonus; `critic`
+        reads this very model, or has one of its own."""
         self.model = model
         self.version = 0
         """Optimiser steps published so far."""
@@ -72,6 +75,7 @@ class Trainer:
         model.float().eval()
         self._reference = reference
         self._entropy_gradient = entropy_gradient
+        self._critic = critic
         with cpu_threads(config.threads):
             prepare(model)
             if reference is not None:
@@ -91,6 +95,9 @@ class Trainer:
             grad_norm = self._grad_norm()
             if not np.isfinite(float(loss) + float(grad_norm)):
                 raise TrainerFailed(self._blame(batch, loss=float(loss), grad_norm=float(grad_norm)))
+            judged = (
+                self._critic.step(batch) if self._critic is not None else {}
+            )  # before the policy it may be reading moves
             lr = self._apply(grad_norm)
             diagnostics = summarise(pieces)
         seconds = time.perf_counter() - started
@@ -100,6 +107,7 @@ class Trainer:
             "grad_norm": float(grad_norm),
             "lr": lr,
             **diagnostics,
+            **judged,
             "tokens": float(batch.num_tokens),
             "sampled_tokens": float(sum(len(piece["entropy"]) for piece in pieces)),
             "microbatches": float(len(pieces)),
@@ -176,6 +184,12 @@ class Trainer:
             "Weights and optimiser are as before the step; look at that trajectory's logprobs, or lower trainer.lr."
         )
 
+    def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
+        """What the critic expects before every sampled token: an algorithm's advantages are made of it, ahead of the step."""
+        assert self._critic is not None, "this trainer was made without a critic"
+        with cpu_threads(self._config.threads):
+            return self._critic.values(trajectories)
+
     # -------------------------------------------------------------------------------------------- versions
 
     def publish(self) -> int:
@@ -212,6 +226,7 @@ class Trainer:
             "model": named_tensors(self.model),
             "optimizer": optimizer_tensors(self._optimizer, self.model),
             "rng": rng_states(self.model.device),
+            **(self._critic.tensors() if self._critic is not None else {}),
         }
         counters = {"steps": self.steps, "version": self.version}
         save_checkpoint(
@@ -224,6 +239,8 @@ class Trainer:
         checkpoint = load_checkpoint(folder)
         load_weights(self.model, checkpoint.tensors("model"), folder=checkpoint.folder)
         load_optimizer_tensors(self._optimizer, self.model, checkpoint.tensors("optimizer"))
+        if self._critic is not None:
+            self._critic.restore(checkpoint)
         restore_rng(checkpoint.tensors("rng"), self.model.device)
         self.steps = int(checkpoint.state["trainer"]["steps"])
         self.version = int(checkpoint.state["trainer"]["version"])

@@ -1,0 +1,138 @@
+"""The critic on packed rows: values as of each sequence alone, learnt from returns, and the policy is not moved by it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from ludus.config import CriticConfig, TrainerConfig
+from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer.critic import Critic, explained, value_losses
+from ludus.types import Batch, ValueTargets
+from tests.algorithms.examples import make_trajectory
+from tests.trainer.examples import make_model, make_sequence, make_trainer, same, weights_of
+
+LONG = make_sequence(30, seed=30)
+SIBLING = make_sequence(24, seed=1, ids=[*LONG.ids[:20], 1, 2, 3, 4])
+STRANGER = make_sequence(17, seed=3)
+TRAJECTORIES = [make_trajectory("a", sequences=[LONG, STRANGER]), make_trajectory("b", sequences=[SIBLING])]
+RUN = TrainerConfig(lr=1e-2)
+
+
+def made(kind="head", *, trainer=RUN, **knobs):
+    policy = make_model()
+    own = make_model() if kind == "model" else None
+    config = CriticConfig(kind=kind, lr=1e-2, **knobs)
+    return policy, Critic(config, policy=policy, model=own, trainer=trainer)
+
+
+def trained(kind="head", *, trainer=RUN, **knobs):
+    policy, critic = made(kind, trainer=trainer, **knobs)
+    with torch.no_grad():
+        critic.learning["head"].weight.copy_(torch.linspace(-1, 1, 32).unsqueeze(0))
+    whole = make_trainer(policy)
+    whole._critic = critic
+    return whole, critic
+
+
+def targets(sequence, level):
+    mask = sequence.sampled.astype(np.float32)
+    return replace(
+        sequence, critic=ValueTargets(values=0 * mask, returns=np.float32(level) * mask, weights=mask / mask.sum() / 2)
+    )
+
+
+BATCH = Batch((targets(LONG, 1.0), targets(STRANGER, -2.0)))
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_values_on_shared_packed_rows_are_those_of_each_sequence_alone(kind):
+    for budget in (1, 40, 10_000):
+        trainer, _ = trained(kind, trainer=TrainerConfig(microbatch_tokens=budget))
+        got = trainer.values(TRAJECTORIES)
+        assert [len(own) for own in got] == [LONG.num_sampled + STRANGER.num_sampled, SIBLING.num_sampled]
+        model = make_model().eval()
+        for own, sequences in zip(got, ([LONG, STRANGER], [SIBLING]), strict=True):
+            expected = []
+            for sequence in sequences:
+                ids = torch.tensor(sequence.ids.astype("int64")).unsqueeze(0)
+                hidden = model.base_model(input_ids=ids)[0][0, :-1][torch.tensor(sequence.sampled[1:])]
+                expected.append((hidden @ torch.linspace(-1, 1, 32)).detach().numpy())
+            assert own == pytest.approx(np.concatenate(expected), abs=1e-4)
+
+
+def test_a_new_critic_expects_nothing():
+    policy, critic = made()
+    trainer = make_trainer(policy)
+    trainer._critic = critic
+    assert not any(own.any() for own in trainer.values(TRAJECTORIES))
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_a_critic_learns_the_returns_and_does_not_move_the_policy(kind):
+    trainer, _ = trained(kind, steps=20)
+    alone = make_trainer()
+    losses = [trainer.step(BATCH)["critic_loss"] for _ in range(3)]
+    assert losses[-1] < losses[0] / 2
+    for _ in range(3):
+        alone.step(BATCH)
+    assert same(weights_of(trainer), weights_of(alone))
+
+
+def test_a_budget_of_tokens_changes_no_step_of_the_critic():
+    learnt = []
+    for budget in (1, 10_000):
+        trainer, critic = trained(trainer=TrainerConfig(microbatch_tokens=budget))
+        trainer.step(BATCH)
+        learnt.append(critic.learning["head"].weight.detach().clone())
+    assert torch.allclose(*learnt, atol=1e-6)
+
+
+def test_a_clipped_value_gains_nothing_beyond_the_clip():
+    old, returns = torch.zeros(3), torch.full((3,), 2.0)
+    values = torch.tensor([0.1, 0.5, -0.5], requires_grad=True)
+    losses = value_losses(values, old, returns, clip=0.2)
+    losses.sum().backward()
+    assert losses.tolist() == pytest.approx([1.9**2 / 2, 1.8**2 / 2, 2.5**2 / 2])
+    assert values.grad.tolist() == pytest.approx([-1.9, 0.0, -2.5]), "on the wrong side it is still pulled back"
+
+
+def test_explained_variance_is_1_for_a_critic_that_was_right_and_0_for_one_that_said_nothing():
+    returns, weights = torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.5, 0.5, 0.0])
+    right = {"values": torch.tensor([1.0, 2.0, 0.0]), "returns": returns, "weights": weights}
+    mute = {"values": torch.zeros(3), "returns": returns, "weights": weights}
+    assert explained([right]) == pytest.approx(1)
+    assert explained([mute]) == pytest.approx(0)
+
+
+def test_a_return_that_is_not_finite_takes_no_step_of_critic_or_policy():
+    trainer, critic = trained()
+    before, head = weights_of(trainer), critic.learning["head"].weight.detach().clone()
+    with pytest.raises(TrainerFailed, match=r"critic's pass 0 .*lower critic\.lr"):
+        trainer.step(Batch((targets(LONG, float("nan")),)))
+    assert same(weights_of(trainer), before)
+    assert torch.equal(critic.learning["head"].weight, head)
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_a_restored_critic_goes_on_bit_for_bit(kind, tmp_path):
+    trainer, critic = trained(kind, steps=2)
+    trainer.step(BATCH)
+    folder = trainer.save(tmp_path, state={}, files={}, keep=1)
+    trainer.step(BATCH)
+    other, again = made(kind, steps=2)
+    resumed = make_trainer(other)
+    resumed._critic = again
+    resumed.restore(folder)
+    resumed.step(BATCH)
+    assert same(weights_of(resumed), weights_of(trainer))
+    learnt = [{n: p.detach() for n, p in each.learning.named_parameters()} for each in (critic, again)]
+    assert same(*learnt)
+
+
+def test_a_checkpoint_without_a_critic_is_refused(tmp_path):
+    plain = make_trainer()
+    folder = plain.save(tmp_path, state={}, files={}, keep=1)
+    with pytest.raises(CheckpointFailed, match="holds no critic"):
+        trained()[0].restore(folder)

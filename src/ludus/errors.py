@@ -8,6 +8,7 @@
     ├── WorkerLost           the process that hosted a session is gone
     ├── ControllerFailed     the service that places sessions refused, or cannot be reached
     ├── EngineFailed         generation or a weight load went wrong
+    │   └── EngineLost       the server that generates cannot be reached
     ├── TrainerFailed        an optimiser step that must not be applied
     ├── CheckpointFailed     a checkpoint that cannot be written or read
     └── StoreFailed          the run folder cannot be written or read
@@ -55,6 +56,10 @@ class ControllerFailed(LudusError):
 
 
 class EngineFailed(LudusError):
+    pass
+
+
+class EngineLost(EngineFailed):
     pass
 
 

@@ -47,6 +47,9 @@ class ChatServer:
             num_tokens=_count(usage.get("completion_tokens")),
         )
 
+    async def model_name(self) -> str:
+        return await self._wire.model_name()
+
     async def close(self) -> None:
         await self._wire.close()
 

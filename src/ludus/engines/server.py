@@ -73,6 +73,9 @@ class ServerEngine:
     async def release(self, session_id: str) -> None:
         """Nothing to do: the server keeps its own prefix cache."""
 
+    async def model_name(self) -> str:
+        return await self._wire.model_name()
+
     async def close(self) -> None:
         await self._wire.close()
 

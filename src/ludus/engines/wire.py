@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from ludus.errors import EngineFailed, describe
+from ludus.errors import EngineFailed, EngineLost, describe
 
 ATTEMPTS = 4
 BACKOFF_S = 0.25
@@ -65,7 +65,7 @@ class Wire:
             if response.status_code not in BUSY:
                 return self._answer(response)
             problem = f"status {response.status_code}"
-        raise EngineFailed(
+        raise EngineLost(
             f"{method} {self.url}{path}: {problem}, {ATTEMPTS} times; is the server up, and engine.url right?"
         )
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ludus.types import Trajectory
+from ludus.types import Task, Trajectory
+
+K = TypeVar("K")
 
 Z = NormalDist().inv_cdf(0.975)
 """Standard errors to each side of a 95 % interval."""
@@ -39,6 +41,8 @@ class EnvironmentResult:
     """How a policy did on one environment's tasks. Means are over the scored trajectories; `reward_low` is -inf with a single task."""
 
     environment: str
+    category: str
+    """One kind of the environment's tasks, where their data name a `category`; empty: all of them."""
     num_tasks: int
     """Tasks with at least one scored trajectory."""
     num_trajectories: int
@@ -53,24 +57,36 @@ class EnvironmentResult:
     reward_high: float
     turns: float
     tokens: float
-    """Sampled tokens per trajectory."""
+    """Sampled tokens per trajectory; NaN where an outside model's server did not tell."""
     invalid_rate: float
     """Share of turns whose action could not be carried out."""
     pass_at_k: Mapping[int, float]
-    """Chance that at least one of k attempts succeeds, for k = 2, 4, 8, ... up to the attempts each task has."""
+    """Chance that at least one of k attempts succeeds, for k = 2, 4, 8, ... and the number of attempts that each task has."""
+    pass_at_k_low: Mapping[int, float]
+    pass_at_k_high: Mapping[int, float]
     stops: Mapping[str, int]
     """All trajectories, scored or not, by stop."""
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: _json(value) for name, value in asdict(self).items()}
+        return {name: to_json(value) for name, value in asdict(self).items()}
 
 
 def summarise(trajectories: Iterable[Trajectory]) -> list[EnvironmentResult]:
     """One result per environment, sorted by name."""
-    by_environment: dict[str, list[Trajectory]] = {}
-    for trajectory in trajectories:
-        by_environment.setdefault(trajectory.task.environment, []).append(trajectory)
-    return [_summarise(name, by_environment[name]) for name in sorted(by_environment)]
+    found = _gather(trajectories, lambda trajectory: trajectory.task.environment)
+    return [_summarise(found[name], environment=name) for name in sorted(found)]
+
+
+def summarise_categories(trajectories: Iterable[Trajectory]) -> list[EnvironmentResult]:
+    """One result per environment and category, sorted; tasks that name none are left out."""
+    found = _gather(trajectories, lambda trajectory: (trajectory.task.environment, category_of(trajectory.task)))
+    named = sorted(key for key in found if key[1])
+    return [_summarise(found[key], environment=key[0], category=key[1]) for key in named]
+
+
+def category_of(task: Task) -> str:
+    category = task.data.get("category", "")
+    return str(category) if isinstance(category, str | int) else ""
 
 
 def mean_success(results: Sequence[EnvironmentResult]) -> Interval:
@@ -128,14 +144,22 @@ def mean_interval(parts: Sequence[Interval]) -> Interval:
     return Interval(mean, mean - below, mean + above)
 
 
-def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> float:
-    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k), where n >= k."""
+def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> Interval:
+    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k), where n >= k.
+
+    Its interval is that of one such chance per task: Wilson's, at the effective number of tasks.
+    """
     rates = [
         1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)
         for cluster in clusters
         if len(cluster) >= k
     ]
-    return fmean(rates) if rates else math.nan
+    if not rates:
+        return NOTHING
+    rate, variance = fmean(rates), _clustered_variance([[each] for each in rates], mean=fmean(rates))
+    known = rate * (1 - rate) / variance if variance and 0 < rate < 1 else len(rates)
+    effective = min(max(known, len(rates)), sum(map(len, clusters)))
+    return wilson(rate * effective, effective)._replace(value=rate)
 
 
 def student_t(degrees: int) -> float:
@@ -167,18 +191,18 @@ def _clustered_variance(clusters: Sequence[Sequence[float]], *, mean: float) -> 
 # ------------------------------------------------------------------------------------------------ one environment
 
 
-def _summarise(environment: str, trajectories: Sequence[Trajectory]) -> EnvironmentResult:
+def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category: str = "") -> EnvironmentResult:
     scored = [trajectory for trajectory in trajectories if trajectory.stop.scored]
-    by_task: dict[str, list[Trajectory]] = {}
-    for trajectory in scored:
-        by_task.setdefault(trajectory.task.id, []).append(trajectory)
-    successes = [[trajectory.success for trajectory in attempts] for attempts in by_task.values()]
+    attempts = _gather(scored, lambda trajectory: trajectory.task.id).values()
+    successes = [[trajectory.success for trajectory in each] for each in attempts]
     success = clustered_success(successes)
-    reward = clustered_mean([[trajectory.reward for trajectory in attempts] for attempts in by_task.values()])
+    reward = clustered_mean([[trajectory.reward for trajectory in each] for each in attempts])
+    passes = {k: pass_at_k(successes, k) for k in _ks(min(map(len, successes), default=0))}
     num_turns = sum(len(trajectory.turns) for trajectory in scored)
     return EnvironmentResult(
         environment=environment,
-        num_tasks=len(by_task),
+        category=category,
+        num_tasks=len(attempts),
         num_trajectories=len(scored),
         num_unscored=len(trajectories) - len(scored),
         success=success.value,
@@ -188,19 +212,38 @@ def _summarise(environment: str, trajectories: Sequence[Trajectory]) -> Environm
         reward_low=reward.low,
         reward_high=reward.high,
         turns=num_turns / len(scored) if scored else math.nan,
-        tokens=fmean(trajectory.num_sampled for trajectory in scored) if scored else math.nan,
+        tokens=_mean_tokens(scored),
         invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, num_turns) if scored else math.nan,
-        pass_at_k={k: pass_at_k(successes, k) for k in _powers_of_two(min(map(len, successes), default=0))},
+        pass_at_k={k: each.value for k, each in passes.items()},
+        pass_at_k_low={k: each.low for k, each in passes.items()},
+        pass_at_k_high={k: each.high for k, each in passes.items()},
         stops=dict(sorted(Counter(trajectory.stop.value for trajectory in trajectories).items())),
     )
 
 
-def _powers_of_two(largest: int) -> list[int]:
-    return [2**power for power in range(1, largest.bit_length()) if 2**power <= largest]
+def _mean_tokens(scored: Sequence[Trajectory]) -> float:
+    """A turn of no tokens was not counted by whoever made it: a mean over it would be too low."""
+    counted = all(turn.num_tokens for trajectory in scored for turn in trajectory.turns)
+    return fmean(trajectory.num_sampled for trajectory in scored) if scored and counted else math.nan
 
 
-def _json(value: Any) -> Any:
+def _ks(attempts: int) -> list[int]:
+    """5 -> [2, 4, 5]; pass@1 is the success."""
+    powers = [2**power for power in range(1, attempts.bit_length()) if 2**power < attempts]
+    return [*powers, attempts] if attempts > 1 else []
+
+
+def _gather(trajectories: Iterable[Trajectory], key: Callable[[Trajectory], K]) -> dict[K, list[Trajectory]]:
+    found: dict[K, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        found.setdefault(key(trajectory), []).append(trajectory)
+    return found
+
+
+def to_json(value: Any) -> Any:
     """JSON knows no NaN and no infinity: what is not known is null."""
     if isinstance(value, Mapping):
-        return {str(key): _json(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

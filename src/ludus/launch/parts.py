@@ -23,7 +23,7 @@ from ludus.models.tiny import make_tiny
 from ludus.rollout import tool_calls
 from ludus.rollout.arena import Arena, limits_from
 from ludus.rollout.chat import Chat
-from ludus.rollout.speaker import Speaker
+from ludus.rollout.speaker import Speaker, TextSpeaker
 from ludus.store.run_folder import RunFolder
 from ludus.types import Observation, Task
 from ludus.weights.channel import Channel
@@ -33,15 +33,36 @@ CORPUS_SESSIONS = 24
 CORPUS_S = 20.0
 """A session that takes longer has said enough."""
 START_TRIES = 3
+SPLITS = ("train", "dev", "test")
+"""Named to whoever asks for another."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
-    """What every kind of run has: training, cloning, evaluating."""
+class Stage:
+    """What every kind of run has, with a model or without: its environments, started once, and the client that reaches them."""
 
     config: RunConfig
     environments: Mapping[str, Described]
     client: Client
+    first: Mapping[str, Observation]
+    """What each environment said first."""
+
+    @property
+    def max_turns(self) -> dict[str, int]:
+        """The run file's word, else the environment's own."""
+        chosen = {
+            name: self.config.environments[name].max_turns or e.max_turns for name, e in self.environments.items()
+        }
+        return {name: turns for name, turns in chosen.items() if turns}
+
+    async def tasks(self, split: str) -> dict[str, list[Task]]:
+        return {name: await self.client.tasks(name, split) for name in self.environments}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts(Stage):
+    """A run with a model whose tokens we know: training, cloning, evaluating."""
+
     tokenizer: PreTrainedTokenizerBase
     chat: Chat
     model_folder: str
@@ -57,30 +78,31 @@ class Parts:
     def probe_tolerance(self) -> float:
         return self.config.pipeline.probe_tolerance or (1e-3 if self.dtype == torch.float32 else 0.2)
 
-    @property
-    def max_turns(self) -> dict[str, int]:
-        """The run file's word, else the environment's own."""
-        chosen = {
-            name: self.config.environments[name].max_turns or e.max_turns for name, e in self.environments.items()
-        }
-        return {name: turns for name, turns in chosen.items() if turns}
 
-    async def tasks(self, split: str) -> dict[str, list[Task]]:
-        return {name: await self.client.tasks(name, split) for name in self.environments}
-
-
-async def make_parts(config: RunConfig, *, folder: Path) -> Parts:
-    """`folder` is where `tiny` is written when it is asked for, and what the run's own workers say."""
+async def make_stage(config: RunConfig, *, folder: Path, split: str = "train") -> Stage:
+    """The environments, each with a session of `split` started. What the run's own workers say goes to `folder`."""
     client = await make_client(config, folder=folder)
     try:
-        return await _parts_around(client, config, folder=folder)
+        environments, limit_s = client.environments(), config.rollout.turn_timeout_s
+        first = {name: await _first_observation(client, name, split=split, limit_s=limit_s) for name in environments}
+        return Stage(config, environments, client, first)
     except BaseException:
         await client.close()
         raise
 
 
-async def _parts_around(client: Client, config: RunConfig, *, folder: Path) -> Parts:
-    environments = client.environments()
+async def make_parts(config: RunConfig, *, folder: Path, split: str = "train") -> Parts:
+    """`folder` is also where `tiny` is written when it is asked for."""
+    stage = await make_stage(config, folder=folder, split=split)
+    try:
+        return await _parts_on(stage, folder=folder)
+    except BaseException:
+        await stage.client.close()
+        raise
+
+
+async def _parts_on(stage: Stage, *, folder: Path) -> Parts:
+    config, client, environments = stage.config, stage.client, stage.environments
     device = resolve_device(config.model.device)
     model_folder = config.model.name
     if model_folder == "tiny":
@@ -89,11 +111,11 @@ async def _parts_around(client: Client, config: RunConfig, *, folder: Path) -> P
     tokenizer = load_tokenizer(model_folder)
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
     dtype = resolve_dtype(config.model.dtype, device=device)
-    first = [await _first_observation(client, name, limit_s=config.rollout.turn_timeout_s) for name in environments]
-    for observation in first:
+    for observation in stage.first.values():
         chat.check_tools(observation.tools or ())
-    probe_ids = chat.transcript().start(first[0].messages, first[0].tools or ())
-    return Parts(config, environments, client, tokenizer, chat, model_folder, device, dtype, probe_ids)
+    probe = next(iter(stage.first.values()))
+    probe_ids = chat.transcript().start(probe.messages, probe.tools or ())
+    return Parts(config, environments, client, stage.first, tokenizer, chat, model_folder, device, dtype, probe_ids)
 
 
 @contextmanager
@@ -107,9 +129,10 @@ def beginning(folder: RunFolder) -> Iterator[None]:
         raise
 
 
-def make_arena(parts: Parts, speaker: Speaker, *, temperature: float | None = None) -> Arena:
-    limits = limits_from(parts.config, temperature=temperature)
-    return Arena(parts.client, speaker, parts.chat, limits, max_turns=parts.max_turns)
+def make_arena(stage: Stage, speaker: Speaker | TextSpeaker, *, temperature: float | None = None) -> Arena:
+    limits = limits_from(stage.config, temperature=temperature)
+    chat = stage.chat if isinstance(stage, Parts) else None
+    return Arena(stage.client, speaker, chat, limits, max_turns=stage.max_turns)
 
 
 def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
@@ -119,11 +142,15 @@ def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
     )
 
 
-async def _first_observation(client: Client, name: str, *, limit_s: float) -> Observation:
+async def _first_observation(client: Client, name: str, *, split: str, limit_s: float) -> Observation:
     """What the environment says first, in one of several tries: one bad session must not keep a run from starting."""
-    tasks = await client.tasks(name, "train")
+    tasks = await client.tasks(name, split)
     if not tasks:
-        raise ConfigError(f"environment {name!r} has no tasks in its train split; nothing could be drawn from it")
+        others = [other for other in SPLITS if other != split and await client.tasks(name, other)]
+        raise ConfigError(
+            f"environment {name!r} has no tasks in its {split} split; nothing could be drawn from it. "
+            f"Splits with tasks: {', '.join(others) or 'none'}."
+        )
     cause = ""
     for number in range(START_TRIES):
         try:

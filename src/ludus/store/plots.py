@@ -227,6 +227,19 @@ def single(metrics: Sequence[Line], name: str, *, colour: str = COLOURS[0]) -> P
     return panel
 
 
+def intervals(
+    axes: Axes, names: Sequence[str], values: Sequence[float], lows: Sequence[float], highs: Sequence[float]
+) -> None:
+    """One line per name, from the top: a dot with its interval."""
+    middle, low, high = (np.array(each, dtype=float) for each in (values, lows, highs))
+    rows = np.arange(len(names))
+    spread = np.clip([middle - low, high - middle], 0, None)
+    axes.errorbar(middle, rows, xerr=spread, fmt="o", color=COLOURS[0], markersize=5, capsize=2.5, elinewidth=1.3)
+    axes.set_yticks(rows, list(names))
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
 # ------------------------------------------------------------------------------------------------ details
 
 

@@ -21,6 +21,7 @@ from ludus.learning import (
     CriticConfig,
     CurriculumConfig,
     HorizonConfig,
+    MonitorConfig,
     Section,
     SpeakersConfig,
 )
@@ -252,6 +253,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     trainer: TrainerConfig = TrainerConfig()
+    monitor: MonitorConfig = MonitorConfig()
     sft: SftConfig = SftConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
@@ -334,8 +336,10 @@ class RunConfig(Section):
         return self
 
 
-def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -> RunConfig:
-    """The resolved run: the TOML file (if any), then overrides such as "trainer.lr=1e-4"."""
+def load_config(
+    path: str | Path | None = None, overrides: Iterable[str] = (), *, without: Iterable[str] = ()
+) -> RunConfig:
+    """The resolved run: the TOML file (if any) less its sections `without`, then overrides such as "trainer.lr=1e-4"."""
     data: dict[str, Any] = {}
     if path is not None:
         try:
@@ -350,6 +354,8 @@ def load_config(path: str | Path | None = None, overrides: Iterable[str] = ()) -
             ) from None
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
+    for section in without:
+        data.pop(section, None)
     for override in overrides:
         _apply(data, override)
     return parse_config(data)

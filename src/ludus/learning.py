@@ -113,6 +113,17 @@ class CriticConfig(Section):
         return self
 
 
+class MonitorConfig(Section):
+    window: int = Field(default=10, ge=2)
+    """Optimiser steps whose median is compared with that of as many first ones; before there are two windows it is silent."""
+    fall: float = Field(default=0.25, ge=0, lt=1)
+    """A sign where reward deviation in groups, or entropy, is below this share of what it was, unless the environment is solved."""
+    rise: float = Field(default=3.0, gt=1)
+    """A sign where gradient norm, repeated words, tokens of a turn, or invalid actions are above so many times what they were."""
+    stop: int = Field(default=0, ge=0)
+    """Signs at once in one environment that end the run, with a checkpoint; 0: it is only told."""
+
+
 class AlgorithmConfig(Section):
     advantage: Literal[
         "group", "leave_one_out", "reward", "return_to_go", "gigpo", "gae", "turn_gae", "bilevel_gae"

@@ -176,3 +176,10 @@ def test_a_trend_fits_in_ten_characters(values, text):
 @pytest.mark.parametrize(("seconds", "text"), [(None, "0:00"), (65, "1:05"), (3700, "1:01:40")])
 def test_a_clock_reads_like_one(seconds, text):
     assert clock_text(seconds) == text
+
+
+def test_a_sign_of_collapse_is_a_line_of_its_own():
+    file = io.StringIO()
+    progress = Progress(CONFIG, console=Console(file=file))
+    progress("collapse", {"text": "sign of collapse in guess: turns grow long"})
+    assert file.getvalue() == "warning: sign of collapse in guess: turns grow long\n"

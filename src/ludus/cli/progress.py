@@ -45,6 +45,8 @@ class Progress:
                 return
             if kind == "closed":
                 self._close()
+            elif kind in ("collapse", "collapsed"):
+                self._warn(str(fields["text"]))
             elif self._console.is_terminal:
                 self._open()
             elif kind in ("metrics", "evaluation"):
@@ -67,6 +69,13 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def _warn(self, text: str) -> None:
+        """A line of its own, which stays: above the panel on a terminal."""
+        if self._live is not None:
+            self._live.console.print(Text(f"warning: {text}", style="yellow"))
+        else:
+            print(f"warning: {text}", file=self._console.file, flush=True)
 
     def _print_line(self, kind: str) -> None:
         now, last_step = self._clock(), self.board.step == self.board.steps

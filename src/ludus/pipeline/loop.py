@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -36,6 +36,7 @@ from ludus.pipeline.buffer import Admission, Buffer
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
 from ludus.pipeline.horizon import Horizons
 from ludus.pipeline.measure import kept_shares, step_metrics
+from ludus.pipeline.monitor import Monitor
 from ludus.rollout.arena import Arena
 from ludus.rollout.group import play_group
 from ludus.store.recorder import Recorder
@@ -100,6 +101,7 @@ class Loop:
         self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
         self.horizons = Horizons(config.horizons)
+        self.monitor = Monitor(config.monitor)
         self.loaded_version = trainer.version
         self.stopped = False
         self._changed = asyncio.Event()
@@ -264,6 +266,15 @@ class Loop:
         metrics |= kept_shares(groups, self._counts) if self.config.algorithm.filter == "dynamic" else {}
         self._counts.clear()
         self.recorder.metrics(self.trainer.version, metrics)
+        self._look(metrics)
+
+    def _look(self, metrics: dict[str, float]) -> None:
+        for sign in self.monitor.look(metrics):
+            self.recorder.event("collapse", version=self.trainer.version, text=sign.text, **asdict(sign))
+        if self.monitor.lost:
+            text = f"monitor.stop is {self.monitor.config.stop}, and so many signs show at once: the run ends here, with a checkpoint"
+            self.recorder.event("collapsed", version=self.trainer.version, text=text)
+            self.stop()
 
     async def _publish(self) -> float:
         """Publishes and loads the new version; returns the probe's gap. A wrong or partial load stops the run here."""
@@ -309,11 +320,12 @@ class Loop:
         """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""
         feed = self.feed.state(again=[admission.draw for admission in self.buffer.playing])
         ready = [{"draw": draw_to_dict(draw), "group": group_to_dict(group)} for draw, group in self.buffer.ready]
-        return {"feed": feed, "ready": ready, "horizons": self.horizons.state()}
+        return {"feed": feed, "ready": ready, "horizons": self.horizons.state(), "monitor": self.monitor.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.feed.restore(state["feed"])
         self.horizons.restore(state["horizons"])
+        self.monitor.restore(state["monitor"])
         self.buffer.restore((self.feed.revive(e["draw"]), group_from_dict(e["group"])) for e in state["ready"])
 
     # -------------------------------------------------------------------------------------------- waiting

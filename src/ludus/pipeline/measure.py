@@ -16,6 +16,7 @@ def step_metrics(groups: Sequence[Group], batch: Batch, *, version: int) -> dict
     return {
         **batch.metrics,
         **_by_environment(trajectories),
+        **_reward_stds(groups),
         "staleness/mean": float(np.mean(staleness)),
         "staleness/max": float(max(staleness)),
         "tokens/batch": float(batch.num_tokens),
@@ -54,6 +55,34 @@ def _by_environment(trajectories: Iterable[Trajectory]) -> dict[str, float]:
         metrics[f"train/success/{name}"] = float(np.mean([t.success for t in played]))
         metrics[f"train/turns/{name}"] = float(np.mean([len(t.turns) for t in played]))
         metrics[f"train/max_turns/{name}"] = float(np.mean([t.max_turns for t in played]))
+        metrics[f"train/entropy/{name}"] = _surprise(played)
+        metrics[f"train/repeats/{name}"] = _repeats(played)
         turns = sum(len(t.turns) for t in played)
+        metrics[f"train/turn_tokens/{name}"] = sum(t.num_sampled for t in played) / max(1, turns)
         metrics[f"trajectories/invalid_rate/{name}"] = sum(t.num_invalid for t in played) / max(1, turns)
     return metrics
+
+
+def _reward_stds(groups: Iterable[Group]) -> dict[str, float]:
+    stds: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        stds[group.task.environment].append(float(np.std([t.reward for t in group.trajectories])))
+    return {f"groups/reward_std/{name}": float(np.mean(own)) for name, own in sorted(stds.items())}
+
+
+def _surprise(trajectories: Iterable[Trajectory]) -> float:
+    """-mean logprob of what was sampled: an estimate of the entropy that needs no distribution."""
+    sampled = [s.logprobs[s.sampled] for t in trajectories for s in t.sequences]
+    flat = np.concatenate([*sampled, np.zeros(0, np.float32)])
+    return float(-flat.mean()) if len(flat) else 0.0
+
+
+def _repeats(trajectories: Iterable[Trajectory]) -> float:
+    """Of all runs of four tokens that a turn sampled, the share that had come in it before."""
+    total = distinct = 0
+    for sequence in (sequence for trajectory in trajectories for sequence in trajectory.sequences):
+        for turn in np.unique(sequence.turns[sequence.sampled]):
+            said = sequence.ids[sequence.sampled & (sequence.turns == turn)].tolist()
+            runs = list(zip(said, said[1:], said[2:], said[3:], strict=False))
+            total, distinct = total + len(runs), distinct + len(set(runs))
+    return (total - distinct) / max(1, total)

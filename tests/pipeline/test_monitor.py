@@ -1,0 +1,133 @@
+"""The collapse monitor on histories made for it: each sign where it should, none where it should not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludus.config import MonitorConfig
+from ludus.pipeline.fake import FakeTrainer
+from ludus.pipeline.measure import step_metrics
+from ludus.pipeline.monitor import Monitor, signs
+from ludus.types import Batch
+from tests.algorithms.examples import make_group, make_sequence
+from tests.pipeline.test_loop import Setup
+
+CONFIG = MonitorConfig(window=3)
+STEADY = {
+    "groups/reward_std/guess": [0.4] * 6,
+    "train/entropy/guess": [1.0] * 6,
+    "train/success/guess": [0.3] * 6,
+    "train/repeats/guess": [0.1] * 6,
+    "train/turn_tokens/guess": [10.0] * 6,
+    "trajectories/invalid_rate/guess": [0.1] * 6,
+    "optimizer/grad_norm": [1.0] * 6,
+}
+
+
+def shown(config=CONFIG, **changes):
+    history = STEADY | {metric: [*STEADY[metric][:3], *last] for metric, last in changes.items()}
+    return [(sign.name, sign.environment) for sign in signs(history, config=config)]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "name"),
+    [
+        ("groups/reward_std/guess", [0.05, 0.05, 0.05], "reward_std"),
+        ("train/entropy/guess", [0.1, 0.2, 0.1], "entropy"),
+        ("train/repeats/guess", [0.5, 0.6, 0.7], "repeats"),
+        ("train/turn_tokens/guess", [40.0, 50.0, 60.0], "turn_tokens"),
+        ("trajectories/invalid_rate/guess", [0.6, 0.7, 0.8], "invalid"),
+    ],
+)
+def test_each_sign_shows_alone_in_its_environment(metric, values, name):
+    assert shown() == []
+    assert shown(**{metric: values}) == [(name, "guess")]
+
+
+def test_a_growing_gradient_is_a_sign_of_the_whole_run():
+    assert shown(**{"optimizer/grad_norm": [5.0, 9.0, 20.0]}) == [("grad_norm", "the run")]
+
+
+def test_one_wild_step_is_no_sign():
+    assert shown(**{"optimizer/grad_norm": [1.0, 100.0, 1.0], "groups/reward_std/guess": [0.4, 0.0, 0.4]}) == []
+
+
+def test_a_solved_environment_may_fall_silent():
+    solved = {"train/success/guess": [0.95, 1.0, 1.0]}
+    fallen = {"groups/reward_std/guess": [0.0] * 3, "train/entropy/guess": [0.01] * 3}
+    assert shown(**fallen, **solved) == []
+    assert shown(**fallen) == [("reward_std", "guess"), ("entropy", "guess")]
+
+
+def test_what_is_still_rare_is_no_sign_however_much_it_rose():
+    assert shown(**{"train/repeats/guess": [0.29] * 3, "trajectories/invalid_rate/guess": [0.45] * 3}) == []
+    rare = STEADY | {"train/repeats/guess": [0.0, 0.0, 0.0, 0.2, 0.2, 0.2]}
+    assert signs(rare, config=CONFIG) == []
+
+
+def test_it_is_silent_before_there_are_two_windows():
+    assert signs({"optimizer/grad_norm": [1, 1, 1, 99, 99]}, config=CONFIG) == []
+
+
+def test_environments_are_watched_apart():
+    history = STEADY | {"train/entropy/lake": [1.0] * 3 + [0.1] * 3}
+    assert [(s.name, s.environment) for s in signs(history, config=CONFIG)] == [("entropy", "lake")]
+
+
+LINE = {"train/entropy/guess": 1.0, "train/success/guess": 0.2, "optimizer/grad_norm": 1.0, "tokens/batch": 3.0}
+COLLAPSED = LINE | {"train/entropy/guess": 0.05, "optimizer/grad_norm": 50.0}
+
+
+def test_a_sign_is_told_when_it_appears_and_again_only_after_it_was_gone():
+    monitor = Monitor(CONFIG)
+    told = [len(monitor.look(line)) for line in [LINE] * 4 + [COLLAPSED] * 4 + [LINE] * 4 + [COLLAPSED] * 3]
+    assert told == [0] * 5 + [2] + [0] * 2 + [0] * 4 + [0, 2, 0]
+
+
+@pytest.mark.parametrize(("stop", "lost"), [(0, False), (1, True), (2, True), (3, False)])
+def test_a_run_is_lost_when_so_many_signs_show_at_once_those_of_the_run_counted_in_each_environment(stop, lost):
+    monitor = Monitor(MonitorConfig(window=3, stop=stop))
+    for line in [LINE] * 3 + [COLLAPSED] * 3:
+        monitor.look(line)
+    assert monitor.lost is lost
+
+
+@given(st.lists(st.sampled_from([LINE, COLLAPSED]), min_size=1, max_size=20), st.data())
+def test_a_monitor_restored_anywhere_tells_the_same(lines, data):
+    cut = data.draw(st.integers(0, len(lines)))
+    whole, first, second = (Monitor(CONFIG) for _ in range(3))
+    expected = [whole.look(line) for line in lines]
+    told = [first.look(line) for line in lines[:cut]]
+    second.restore(json.loads(json.dumps(first.state())))
+    assert told + [second.look(line) for line in lines[cut:]] == expected
+
+
+def test_what_is_watched_is_measured():
+    ids = [[1, 2, 3, 4, 1, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7, 8]]  # the first says one run of four twice, of five
+    group = make_group([0.0, 1.0], sequences=[[make_sequence(said, logprobs=[-0.5] * 8)] for said in ids])
+    metrics = step_metrics([group], Batch(()), version=0)
+    assert metrics["groups/reward_std/bandit"] == 0.5
+    assert metrics["train/repeats/bandit"] == pytest.approx(1 / 10)
+    assert metrics["train/entropy/bandit"] == pytest.approx(0.5)
+
+
+class Exploding(FakeTrainer):
+    """Its gradient grows tenfold with every step."""
+
+    def step(self, batch):
+        return {**super().step(batch), "grad_norm": 10.0 ** len(self.batches)}
+
+
+def test_a_run_is_told_its_signs_and_ends_when_it_is_lost(tmp_path):
+    told = Setup(tmp_path / "a", trainer=Exploding(), monitor__window=2, pipeline__steps=6).run()
+    (event,) = [each for each in told.folder.events() if each["kind"] == "collapse"]
+    assert (event["name"], event["environment"], event["version"]) == ("grad_norm", "the run", 4)
+    assert told.trainer.version == 6, "told, and no more"
+    ended = Setup(tmp_path / "b", trainer=Exploding(), monitor__window=2, monitor__stop=1, pipeline__steps=6).run()
+    assert ended.trainer.version == 4
+    assert ended.loop.stopped
+    assert [each["kind"] for each in ended.folder.events()][-2:] == ["collapse", "collapsed"]

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
 from ludus.types import Action, Observation, Task
 from tests.controller.fake_controller import FakeController, linked
 from tests.controller.penned import Penned
+from tests.controller.plane import until
 from tests.controller.test_pens import alive, ends
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
@@ -447,3 +449,83 @@ def test_the_environments_of_a_run_file_are_hosted_with_their_options(tmp_path):
             return [(each.name, each.options["turns"]) for each in register.environments]
 
     assert asyncio.run(scene()) == [("mine", 7)]
+
+
+class SlowToRegister(FakeController):
+    """Answers a registration only when it is told to."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+
+    async def _register(self, register):
+        answer = super()._register(register)
+        await self.may_answer.wait()
+        return answer
+
+
+def test_a_session_that_ends_while_the_worker_registers_is_told_afterwards():
+    """The controller was told that it runs, and would count its slot as taken for ever."""
+
+    async def scene():
+        async with running([FakeEnvironment()], controller=SlowToRegister()) as (controller, _, register):
+            await controller.open(environment="fake")
+            controller.may_answer.clear()
+            await controller.worker.close()
+            again = await controller.registered.get()
+            async with linked(register.address) as client:
+                await client.call("close", Close("s1", "key-s1"))
+            controller.may_answer.set()
+            async with asyncio.timeout(10):
+                return again, await controller.ended.get()
+
+    again, ended = asyncio.run(scene())
+    assert [each.session_id for each in again.running] == ["s1"]
+    assert (ended.session_id, ended.cause) == ("s1", "closed")
+
+
+class Unopened(FakeEnvironment):
+    """Fails to open, late."""
+
+    def __init__(self):
+        super().__init__(name="unopened")
+        self.may_fail = threading.Event()
+
+    def open(self, task, *, seed):
+        self.may_fail.wait(10)
+        raise RuntimeError("not today")
+
+
+def test_a_session_that_could_not_be_opened_is_told_to_a_controller_that_did_not_ask_for_it():
+    """One that was restarted meanwhile: it took the worker's word that the session runs."""
+
+    async def scene():
+        unopened = Unopened()
+        async with running([unopened]) as (controller, worker, _):
+            opening = asyncio.ensure_future(controller.open(environment="unopened"))
+            await until(lambda: len(worker.sessions) == 1)
+            await controller.worker.close()
+            with pytest.raises(WorkerLost):
+                await opening
+            again = await controller.registered.get()
+            unopened.may_fail.set()
+            async with asyncio.timeout(10):
+                return again, await controller.ended.get()
+
+    again, ended = asyncio.run(scene())
+    assert [each.session_id for each in again.running] == ["s1"]
+    assert (ended.session_id, ended.cause) == ("s1", "failed")
+    assert "not today" in ended.message
+
+
+def test_a_session_that_could_not_be_opened_is_not_told_besides_to_whoever_waits_for_the_answer():
+    async def scene():
+        unopened = Unopened()
+        unopened.may_fail.set()
+        async with running([unopened]) as (controller, _, _):
+            with pytest.raises(EnvironmentFailed, match="not today"):
+                await controller.open(environment="unopened")
+            return controller.ended.empty()
+
+    assert asyncio.run(scene())

@@ -125,7 +125,7 @@ class Sessions:
         return session
 
     def _ended(self, session: LiveSession, ended: Ended | None) -> None:
-        """None: it was never open, and whoever asked for it hears that."""
+        """None: it was never open, and whoever asks for it hears that."""
         del self._live[session.id]
         if not self._live:
             self._empty.set()
@@ -149,6 +149,8 @@ class LiveSession:
         self._hosting, self._ended = hosting, ended
         self._loop = asyncio.get_running_loop()
         self._session: Any = None
+        self._num_asking = 0
+        """Who waits to hear that it is open."""
         self._turn = 0
         self._answers: dict[str, tuple[Any, asyncio.Task[Any]]] = {}
         """Of each kind of call the last one: which it was, and the task that has or will have its answer."""
@@ -171,7 +173,11 @@ class LiveSession:
     # -------------------------------------------------------------------------------------------- calls
 
     async def opened(self) -> None:
-        await self.joined(self._answers["open"][1])
+        self._num_asking += 1
+        try:
+            await self.joined(self._answers["open"][1])
+        finally:
+            self._num_asking -= 1
 
     def start(self) -> asyncio.Task[Observation]:
         return self._once("start", None, lambda: self._session.start())
@@ -259,11 +265,17 @@ class LiveSession:
             self._session = await self._hosting.open(
                 wanted.task, seed=wanted.seed, timeout_s=wanted.timeout_s, label=self.id
             )
-        except BaseException:
+        except BaseException as error:
             if self._ending is None:
                 self._forget_timers()
-                self._ended(self, None)
+                self._ended(self, None if self._num_asking else self._unopened(error))
             raise
+
+    def _unopened(self, error: BaseException) -> Ended:
+        """For a controller that has taken the place of the one that asked: it was told that this session runs."""
+        if self.over is None:
+            self.over = error if isinstance(error, LudusError) else WorkerLost(f"session {self.id} was not opened")
+        return Ended(self.id, "failed", str(self.over))
 
     # -------------------------------------------------------------------------------------------- the end
 

@@ -84,6 +84,8 @@ class Worker:
         self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pens=pens)
         self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._tell_ended)
         self._link: Link | None = None
+        self._untold: list[Ended] = []
+        """Sessions that ended since the controller was told what runs here, and before it could be told so."""
         self._said = ""
         """Why there is no controller, as it was logged last."""
         self._leaving = asyncio.Event()
@@ -213,6 +215,7 @@ class Worker:
         }
 
     async def _register(self, link: Link, connection: ClientConnection) -> None:
+        self._untold.clear()
         register = Register(
             worker_id=self.id,
             environments=tuple(self.hosting.environments().values()),
@@ -223,6 +226,8 @@ class Worker:
         async with asyncio.timeout(30):
             self._registered: Registered = await link.call("register", register, answer=Registered)
         self._link, self._said = link, ""
+        for ended in self._untold:
+            link.tell("ended", ended)
         _log.info("registered at %s with %d slots", self._url, self.sessions.slots)
         if self._leaving.is_set():
             link.tell("heartbeat", self._heartbeat())
@@ -255,6 +260,8 @@ class Worker:
     def _tell_ended(self, ended: Ended) -> None:
         if self._link is not None:
             self._link.tell("ended", ended)
+        else:
+            self._untold.append(ended)
 
     def _reached_at(self, connection: ClientConnection) -> str:
         """Bound to every address, it is reached at the one from which it sees the controller."""

@@ -49,7 +49,7 @@ class Progress:
                 self._warn(str(fields["text"]))
             elif self._console.is_terminal:
                 self._open()
-            elif kind in ("metrics", "evaluation"):
+            elif kind in ("metrics", "evaluation") or (kind == "trajectory" and self.board.is_playing):
                 self._print_line(kind)
         except OSError:  # the terminal or the pipe is gone: the run goes on without a display
             self._live, self._gone = None, True
@@ -78,10 +78,12 @@ class Progress:
             print(f"warning: {text}", file=self._console.file, flush=True)
 
     def _print_line(self, kind: str) -> None:
-        now, last_step = self._clock(), self.board.step == self.board.steps
+        board, now = self.board, self._clock()
+        last_step = board.num_evaluated == board.num_evaluating if board.is_playing else board.step == board.steps
         if kind == "evaluation" or last_step or now - self._last_line >= PLAIN_EVERY_S:
             self._last_line = now
-            text = held_out_line(self.board) if kind == "evaluation" else step_line(self.board)
+            texts = {"evaluation": held_out_line, "trajectory": played_line}
+            text = texts.get(kind, step_line)(board)
             print(
                 text, file=self._console.file, flush=True
             )  # not console.print: rich ends the process when a pipe closes
@@ -101,7 +103,7 @@ def panel(board: Scoreboard) -> Group:
 
 def _head(board: Scoreboard) -> Table:
     done, total = (board.step, board.steps) if board.steps else (board.num_evaluated, board.num_evaluating)
-    phase = "evaluating" if board.num_evaluated and not board.steps else board.phase
+    phase = "evaluating" if board.num_evaluated and not board.steps and not board.is_playing else board.phase
     left = f", {clock_text(board.left_s)} left" if board.left_s is not None else ""
     cells: list[Any] = [Text(phase, style="bold"), Text(board.name)]
     if board.steps or board.num_evaluated:
@@ -176,6 +178,10 @@ def step_line(board: Scoreboard) -> str:
 
 def held_out_line(board: Scoreboard) -> str:
     return "held-out success: " + ", ".join(f"{name} {rate}" for name, rate in board.held_out.items())
+
+
+def played_line(board: Scoreboard) -> str:
+    return f"{board.phase}: session {board.num_evaluated}/{board.num_evaluating}, {clock_text(board.elapsed_s)} gone"
 
 
 def clock_text(seconds: float | None) -> str:

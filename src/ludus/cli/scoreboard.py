@@ -45,12 +45,15 @@ class Scoreboard:
         if kind == "metrics":
             self._step(fields)
         elif kind == "trajectory":
-            self.num_trajectories += fields["split"] == "train"
-            self.num_evaluated += fields["split"] != "train"
+            played_for_itself = fields["split"] != "train" or self.phase == "collecting"
+            self.num_trajectories += not played_for_itself
+            self.num_evaluated += played_for_itself
         elif kind == "evaluation":
             self._evaluated(fields)
         elif kind == "started":
             self._begin("training", step=fields["version"], steps=fields["steps"])
+        elif kind in ("evaluating", "collecting"):
+            self.phase, self.num_evaluating, self.num_evaluated = kind, fields["total"], fields["finished"]
         elif kind == "cloning":
             self._begin("cloning", step=0, steps=fields["steps"])
 
@@ -62,6 +65,11 @@ class Scoreboard:
         return sorted(
             {name.removeprefix(prefix) for name in list(self.history) if name.startswith(prefix)} | set(self.held_out)
         )
+
+    @property
+    def is_playing(self) -> bool:
+        """Sessions are all there is: `ludus eval`, `ludus collect`."""
+        return self.phase in ("evaluating", "collecting")
 
     @property
     def elapsed_s(self) -> float:

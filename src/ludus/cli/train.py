@@ -1,4 +1,4 @@
-"""`ludus train`, `sft`, `eval` and `quickstart`. Imports what is heavy inside, so that `ludus --help` stays quick."""
+"""`ludus train`, `sft` and `quickstart`. Imports what is heavy inside, so that `ludus --help` stays quick."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def train(
 ) -> None:
     """Train a model with reinforcement learning, from a run file."""
     config = _resolve(run_file, overrides, dry_run=dry_run)
-    result = _run(_train(config, resume=resume))
+    result = interruptible(_train(config, resume=resume))
     if not result["finished"]:
         again = " ".join(["ludus train", *([str(run_file)] if run_file else []), *(overrides or []), "--resume"])
         print(f"Stopped at step {result['version']}; nothing is lost. Go on with:  {again}")
@@ -47,19 +47,9 @@ def train(
 def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Clone trajectories, or the environments' own solvers, into a model: a warm start."""
     config = _resolve(run_file, overrides, dry_run=dry_run)
-    result = _run(_sft(config))
+    result = interruptible(_sft(config))
     print(f"Cloned {result['trajectories']} trajectories (success {result['success']:.0%}), loss {result['loss']:.3f}.")
     print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
-
-
-def evaluate(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Success on held-out tasks, with counts and 95 % intervals."""
-    from ludus.launch.evaluating import evaluate_model
-
-    config = _resolve(run_file, overrides, dry_run=dry_run)
-    report = _run(evaluate_model(config, listeners=_listeners(config)))
-    _print_evaluations({"after": report})
-    print(f"Trajectories: ludus trajectories {config.folder}")
 
 
 def quickstart(
@@ -72,12 +62,12 @@ def quickstart(
     began = time.monotonic()
     config = _fresh_name(_resolve(run_file, overrides, dry_run=False))
     print("Warm start: cloning a player who knows the rules and plays badly.")
-    warm = _run(_sft(config.model_copy(update={"name": f"{config.name}-sft"})))
+    warm = interruptible(_sft(config.model_copy(update={"name": f"{config.name}-sft"})))
     model = config.model.model_copy(update={"name": warm["export"]})
     print(
         f"Cloned {warm['trajectories']} trajectories, of which {warm['success']:.0%} succeeded. Now reinforcement learning."
     )
-    result = _run(_train(config.model_copy(update={"model": model}), resume=False))
+    result = interruptible(_train(config.model_copy(update={"model": model}), resume=False))
     if not result["finished"]:
         print(f"Stopped at step {result['version']}. Go on with:  ludus train {config.folder}/config.toml --resume")
         sys.exit(130)
@@ -88,20 +78,24 @@ def quickstart(
 
 
 def _resolve(run_file: Path | None, overrides: list[str] | None, *, dry_run: bool) -> RunConfig:
-    from ludus.config import dump_config, load_config
+    from ludus.config import load_config
 
     given = list(overrides or [])
     if run_file is not None and "=" in str(run_file):  # overrides alone: everything else keeps its default
         given, run_file = [str(run_file), *given], None
     config = load_config(run_file, given)
     if dry_run:
-        from ludus.config import HERE, WORKERS
-        from ludus.launch.places import make_environments
-
-        make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
-        print(dump_config(config), end="")
-        raise typer.Exit
+        finish_dry_run(config)
     return config
+
+
+def finish_dry_run(config: RunConfig) -> None:
+    from ludus.config import HERE, WORKERS, dump_config
+    from ludus.launch.places import make_environments
+
+    make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
+    print(dump_config(config), end="")
+    raise typer.Exit
 
 
 def _fresh_name(config: RunConfig) -> RunConfig:
@@ -147,7 +141,7 @@ def _stop_on_ctrl_c(loop: Loop) -> None:
         running.add_signal_handler(number, stop)
 
 
-def _run(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+def interruptible(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:

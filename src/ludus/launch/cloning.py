@@ -9,19 +9,17 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
+from ludus.launch.collecting import plan_attempts, play_all
 from ludus.launch.parts import Parts, beginning, make_arena, make_parts
 from ludus.models.save import save_model
-from ludus.rollout.arena import Arena
 from ludus.rollout.chat import Chat
-from ludus.rollout.play import Attempt, play
 from ludus.rollout.speaker import SolverSpeaker
-from ludus.seeds import derive
+from ludus.store.lines import read_lines
 from ludus.store.recorder import Listener, Recorder
-from ludus.store.run_folder import RunFolder
+from ludus.store.run_folder import RunFolder, warn
+from ludus.store.trajectories import StoredTrajectory, stored_from_dict
 from ludus.trainer.sft import clone
-from ludus.types import Completion, Sequence, Task, Trajectory
-
-MAX_CONCURRENT = 64
+from ludus.types import Completion, Sequence, Trajectory
 
 
 async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
@@ -68,40 +66,26 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
 
 async def _trajectories(parts: Parts, recorder: Recorder) -> list[Trajectory]:
     if parts.config.sft.trajectories:
-        folder = RunFolder.open(Path(parts.config.sft.trajectories), root=parts.config.store.folder)
-        return [stored.trajectory for stored in folder.read_trajectories() if stored.split == "train"]
+        stored = _stored(parts.config.sft.trajectories, root=parts.config.store.folder)
+        return [each.trajectory for each in stored if each.split == "train"]
     played = await solver_trajectories(parts)
     for trajectory in played:
         recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
     return played
 
 
+def _stored(source: str, *, root: str) -> Iterable[StoredTrajectory]:
+    """Of a run, by its folder or name, or of a single file."""
+    if Path(source).is_file():
+        return [stored_from_dict(record) for record in read_lines(Path(source), report=warn)]
+    return RunFolder.open(source, root=root).read_trajectories()
+
+
 async def solver_trajectories(parts: Parts) -> list[Trajectory]:
     """The environments' solvers on train tasks, with the run file's share of mistakes."""
     config = parts.config
     arena = make_arena(parts, SolverSpeaker(parts.chat, mistakes=config.sft.mistakes))
-    total = sum(section.weight for section in config.environments.values())
-    attempts = []
-    for name, tasks in (await parts.tasks("train")).items():
-        count = round(config.sft.num_trajectories * config.environments[name].weight / total)
-        attempts += [_attempt(name, tasks, index, seed=config.seed) for index in range(count)]
-    return await _play_all(attempts, arena)
-
-
-def _attempt(name: str, tasks: list[Task], index: int, *, seed: int) -> Attempt:
-    return Attempt(f"solver-{name}-{index}", tasks[index % len(tasks)], seed=derive(seed, "solver", name, index))
-
-
-async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:
-    room = asyncio.Semaphore(MAX_CONCURRENT)
-
-    async def one(attempt: Attempt) -> Trajectory:
-        async with room:
-            return await play(attempt, arena=arena)
-
-    async with asyncio.TaskGroup() as playing:
-        running = [playing.create_task(one(attempt)) for attempt in attempts]
-    return [task.result() for task in running]
+    return await play_all(plan_attempts(await parts.tasks("train"), config=config, prefix="solver"), arena=arena)
 
 
 def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:

@@ -33,8 +33,11 @@ BUILT_IN = {
     "sokoban": "ludus.worlds.sokoban:Sokoban",
     "twenty_questions": "ludus.worlds.twenty_questions:TwentyQuestions",
     "wordle": "ludus.worlds.wordle:Wordle",
+    "database": "ludus.worlds.database.world:Database",
     "textcraft": "ludus.worlds.textcraft.world:Textcraft",
     "shell": "ludus.worlds.shell.world:Shell",
+    "babyai": "ludus.worlds.babyai:BabyAI",
+    "sciworld": "ludus.worlds.sciworld:SciWorld",
 }
 
 

@@ -134,7 +134,7 @@ class Textcraft:
         extra = [recipe.command for recipe in others if recipe.command not in needed and recipe.makes != goal]
         listed = [*needed, *extra[: self.distractors]]
         rng.shuffle(listed)
-        return {"id": goal.replace(" ", "_"), "goal": goal, "depth": depth, "recipes": listed}
+        return {"id": goal.replace(" ", "_"), "goal": goal, "category": f"depth {depth}", "recipes": listed}
 
 
 @cache

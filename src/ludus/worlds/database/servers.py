@@ -1,0 +1,245 @@
+"""Tables on a database server: MariaDB or MySQL through PyMySQL, PostgreSQL through psycopg.
+
+Promise: each session has a database and an account of its own, and both are gone when it closes. A query that takes too long is stopped;
+rows beyond what the model is shown are not fetched; a server that goes away fails the session instead of counting against the model.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.worlds.database.store import QueryRefused, Store, Table, create_statement, one_line, shown, written
+
+QUERY_S = 5.0
+_TOO_LONG = "stopped: the query takes too long"
+_LOST = {1053, 1927, 2003, 2006, 2013, 2055}
+"""MySQL's codes for a connection that is gone."""
+
+
+def open_server(url: str, tables: Sequence[Table]) -> Store:
+    scheme = urlsplit(url).scheme
+    if scheme in ("mysql", "mariadb"):
+        return MariaStore(url, tables)
+    if scheme in ("postgresql", "postgres"):
+        return PostgresStore(url, tables)
+    raise ConfigError(f"database: url begins with {scheme!r}; expected mysql://, mariadb:// or postgresql://")
+
+
+class MariaStore:
+    def __init__(self, url: str, tables: Sequence[Table]) -> None:
+        self._mysql = _imported("pymysql")
+        self._address = _address(url)
+        self._own, self._password = f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
+        with _reaching(url):
+            self._admin = self._mysql.connect(**self._address, autocommit=True, charset="utf8mb4")
+        try:
+            self._prepare(tables)
+            self._session = self._connected()
+        except Exception as error:
+            self.close()
+            raise EnvironmentFailed(f"database: the session's own database could not be made: {error}") from error
+
+    def execute(self, query: str) -> str:
+        cursor = self._session.cursor(self._mysql.cursors.SSCursor)
+        try:
+            cursor.execute(query)
+            if cursor.description is None:
+                return written(cursor.rowcount)
+            text = shown([column[0] for column in cursor.description], cursor)
+            if text.endswith("[TRUNCATED]"):
+                self._kill("QUERY")  # closing the cursor reads what is left, which may be without end
+            return text
+        except self._mysql.MySQLError as error:
+            raise QueryRefused(self._reason(error)) from None
+        except (ValueError, OverflowError) as error:
+            raise QueryRefused(one_line(str(error))) from None
+        finally:
+            with suppress(self._mysql.MySQLError, AttributeError):  # PyMySQL's own, on a connection that is gone
+                cursor.close()
+
+    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        try:
+            with self._admin.cursor() as cursor:
+                cursor.execute(f"SELECT * FROM `{self._own}`.{_ticked(table)}")
+                return list(cursor.fetchall())
+        except self._mysql.ProgrammingError:
+            return None
+        except self._mysql.MySQLError as error:
+            raise EnvironmentFailed(f"database: the server went away: {error}") from error
+
+    def close(self) -> None:
+        if hasattr(self, "_session"):
+            self._session._force_close()
+        with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS `{self._own}`")
+            cursor.execute(f"DROP USER IF EXISTS `{self._own}`@`%`")
+        with suppress(self._mysql.MySQLError):
+            self._admin.close()
+
+    def _prepare(self, tables: Sequence[Table]) -> None:
+        with self._admin.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE `{self._own}` CHARACTER SET utf8mb4")
+            cursor.execute(f"CREATE USER `{self._own}`@`%%` IDENTIFIED BY %s", (self._password,))
+            cursor.execute(f"GRANT ALL ON `{self._own}`.* TO `{self._own}`@`%`")
+            cursor.execute(f"USE `{self._own}`")
+            for table in tables:
+                cursor.execute(create_statement(table, quote="`"))
+                marks = ", ".join(["%s"] * len(table.columns))
+                cursor.executemany(f"INSERT INTO {_ticked(table.name).replace('%', '%%')} VALUES ({marks})", table.rows)
+
+    def _connected(self) -> Any:
+        own = {"user": self._own, "password": self._password, "database": self._own}
+        return self._mysql.connect(
+            **(self._address | own), autocommit=True, charset="utf8mb4", read_timeout=QUERY_S, write_timeout=QUERY_S
+        )
+
+    def _again(self) -> None:
+        """A new connection; the old one and what it is doing are ended."""
+        self._kill("CONNECTION")
+        self._session._force_close()
+        self._session = self._connected()
+
+    def _kill(self, what: str) -> None:
+        with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
+            cursor.execute(f"KILL {what} {self._session.thread_id()}")
+
+    def _reason(self, error: Exception) -> str:
+        if error.args and error.args[0] not in _LOST and error.args[0] != 0:
+            return one_line(str(error.args[-1]))
+        try:
+            self._admin.ping(reconnect=False)
+            self._again()
+        except self._mysql.MySQLError as lost:
+            raise EnvironmentFailed(f"database: the server went away: {lost}") from error
+        return _TOO_LONG
+
+
+class PostgresStore:
+    def __init__(self, url: str, tables: Sequence[Table]) -> None:
+        self._pg = _imported("psycopg")
+        self._own, password = f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
+        with _reaching(url):
+            self._admin = self._pg.connect(url, autocommit=True)
+        try:
+            self._admin.execute(f"CREATE ROLE {self._own} LOGIN PASSWORD '{password}'")
+            self._admin.execute(f"GRANT {self._own} TO CURRENT_USER")
+            self._admin.execute(f"CREATE DATABASE {self._own} OWNER {self._own}")
+            self._session = self._pg.connect(url, dbname=self._own, user=self._own, password=password, autocommit=True)
+            self._fill(tables)
+        except Exception as error:
+            self.close()
+            raise EnvironmentFailed(f"database: the session's own database could not be made: {error}") from error
+
+    def execute(self, query: str) -> str:
+        try:
+            with self._limited(), self._session.cursor() as cursor:
+                rows = cursor.stream(query)
+                first = next(rows, None)
+                if cursor.description is None:
+                    return written(cursor.rowcount)
+                names = [column.name for column in cursor.description]
+                with _closing(rows):
+                    return shown(names, _chained(first, rows))
+        except self._pg.errors.QueryCanceled:
+            raise QueryRefused(_TOO_LONG) from None
+        except self._pg.Error as error:
+            if self._session.broken or self._session.closed:
+                raise EnvironmentFailed(f"database: the server went away: {error}") from error
+            raise QueryRefused(one_line(str(error))) from None
+        except (ValueError, OverflowError) as error:
+            raise QueryRefused(one_line(str(error))) from None
+
+    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        try:
+            with self._limited():
+                return list(self._session.execute('SELECT * FROM "{}"'.format(table.replace('"', '""'))).fetchall())
+        except self._pg.errors.UndefinedTable:
+            return None
+        except self._pg.Error as error:
+            raise EnvironmentFailed(f"database: the table {table!r} could not be read: {error}") from error
+
+    def close(self) -> None:
+        if hasattr(self, "_session"):
+            self._session.close()
+        with suppress(self._pg.Error):
+            self._admin.execute(f"DROP DATABASE IF EXISTS {self._own} WITH (FORCE)")
+            self._admin.execute(f"DROP ROLE IF EXISTS {self._own}")
+        self._admin.close()
+
+    def _fill(self, tables: Sequence[Table]) -> None:
+        with self._session.cursor() as cursor:
+            for table in tables:
+                cursor.execute(create_statement(table, quote='"'))
+                marks = ", ".join(["%s"] * len(table.columns))
+                name = table.name.replace('"', '""').replace("%", "%%")
+                cursor.executemany(f'INSERT INTO "{name}" VALUES ({marks})', table.rows)
+
+    @contextmanager
+    def _limited(self) -> Iterator[None]:
+        timer = threading.Timer(QUERY_S, self._session.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    if first is not None:
+        yield first
+        yield from rest
+
+
+@contextmanager
+def _closing(rows: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        rows.close()
+
+
+@contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        place = urlsplit(url).hostname or "the local socket"
+        raise EnvironmentFailed(f"database: no connection to {place}: {one_line(str(error))}") from error
+
+
+def _imported(module: str) -> Any:
+    try:
+        if module == "pymysql":
+            import pymysql
+            import pymysql.cursors
+
+            return pymysql
+        import psycopg
+
+        return psycopg
+    except ImportError as error:
+        raise ConfigError(f"database: a url needs {module}; pip install 'ludus[database]'") from error
+
+
+def _address(url: str) -> dict[str, Any]:
+    """What PyMySQL wants, from mysql://user:password@host:port or mysql://user@/?unix_socket=PATH."""
+    parts = urlsplit(url)
+    found = {
+        "host": parts.hostname,
+        "port": parts.port,
+        "user": unquote(parts.username) if parts.username else None,
+        "password": unquote(parts.password) if parts.password else None,
+        **dict(parse_qsl(parts.query)),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _ticked(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))

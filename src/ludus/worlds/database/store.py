@@ -1,0 +1,153 @@
+"""Where a session's tables are. Promise: whatever a query does, it ends soon, answers in a few lines, and touches this session only.
+
+`SqliteStore` lives in this process: a budget of virtual machine steps ends loops, limits on cells and pages end floods, and nothing
+outside the session's own database can be opened. Servers are in servers.py.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+MAX_QUERY_CHARS = 20_000
+MAX_OUTPUT_CHARS = 800
+_STEPS = 10_000
+_MAX_STEPS = 50
+"""Half a million steps in all: some hundredths of a second, and many times what the longest sensible query on these tables takes."""
+_MAX_CELL_BYTES = 10_000
+_MAX_PAGES = 2_500
+_PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
+_FUNCTIONS = {"load_extension", "printf", "format"}
+"""Refused. The last two make a text of a thousand million characters in one step before its length is looked at."""
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """`columns` are (name, type)."""
+
+    name: str
+    columns: tuple[tuple[str, str], ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    @staticmethod
+    def read(plain: Mapping[str, Any]) -> Table:
+        columns = tuple((name, kind) for name, kind in plain["columns"])
+        return Table(plain["name"], columns, tuple(tuple(row) for row in plain["rows"]))
+
+    def plain(self) -> dict[str, Any]:
+        return {"name": self.name, "columns": [list(c) for c in self.columns], "rows": [list(row) for row in self.rows]}
+
+
+class QueryRefused(Exception):
+    """The database did not carry a query out; the text says why, in one line for the model."""
+
+
+class Store(Protocol):
+    def execute(self, query: str) -> str:
+        """What the model reads; raises QueryRefused."""
+        ...
+
+    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        """All rows as they are now; None when the table is gone."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SqliteStore:
+    def __init__(self, tables: Sequence[Table]) -> None:
+        # calls come from different threads, one at a time
+        self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        for table in tables:
+            self._connection.execute(create_statement(_caseless(table), quote='"'))
+            marks = ", ".join("?" * len(table.columns))
+            self._connection.executemany(f'INSERT INTO "{_doubled(table.name)}" VALUES ({marks})', table.rows)
+        self._connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES + MAX_QUERY_CHARS)
+        self._connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 200)
+        self._connection.set_authorizer(_authorise)
+        self._connection.set_progress_handler(self._spend, _STEPS)
+        self._spent = 0
+
+    def execute(self, query: str) -> str:
+        self._spent = 0
+        try:
+            cursor = self._connection.execute(query)
+            try:
+                if cursor.description is None:
+                    return written(cursor.rowcount)
+                return shown([column[0] for column in cursor.description], cursor)
+            finally:
+                cursor.close()
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+            raise QueryRefused(self._reason(error)) from None
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """All rows of a query of our own."""
+        self._spent = 0
+        return self._connection.execute(sql).fetchall()
+
+    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        self._spent = 0
+        try:
+            return self._connection.execute(f'SELECT * FROM "{_doubled(table)}"').fetchall()
+        except sqlite3.Error:
+            return None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _spend(self) -> int:
+        self._spent += 1
+        return int(self._spent > _MAX_STEPS)
+
+    def _reason(self, error: Exception) -> str:
+        if self._spent > _MAX_STEPS:
+            return "stopped: the query takes too long"
+        return one_line(str(error))
+
+
+def create_statement(table: Table, *, quote: str) -> str:
+    columns = ", ".join(f"{quote}{_doubled(name, quote)}{quote} {kind}" for name, kind in table.columns)
+    return f"CREATE TABLE {quote}{_doubled(table.name, quote)}{quote} ({columns})"
+
+
+def shown(columns: Sequence[str], rows: Iterable[Row]) -> str:
+    """A line of names and a line for each row, cut at `MAX_OUTPUT_CHARS`; rows beyond that are not even fetched."""
+    lines, length = [" | ".join(columns)], 0
+    for row in rows:
+        lines.append(" | ".join("NULL" if cell is None else str(cell) for cell in row))
+        length += len(lines[-1]) + 1
+        if length > MAX_OUTPUT_CHARS:
+            break
+    text = "\n".join(lines if len(lines) > 1 else [*lines, "(no rows)"])
+    return text if len(text) <= MAX_OUTPUT_CHARS else text[:MAX_OUTPUT_CHARS] + "\n[TRUNCATED]"
+
+
+def written(count: int) -> str:
+    return f"ok, {count} rows changed" if count >= 0 else "ok"
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def _doubled(name: str, quote: str = '"') -> str:
+    return name.replace(quote, quote * 2)
+
+
+def _caseless(table: Table) -> Table:
+    """Texts are compared without regard to case, as MySQL and MariaDB do."""
+    columns = tuple((n, kind if kind == "INTEGER" else f"{kind} COLLATE NOCASE") for n, kind in table.columns)
+    return Table(table.name, columns, table.rows)
+
+
+def _authorise(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    outside = action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_VTABLE)
+    setting = action == sqlite3.SQLITE_PRAGMA and first not in _PRAGMAS
+    harmful = action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS
+    return sqlite3.SQLITE_DENY if outside or setting or harmful else sqlite3.SQLITE_OK

@@ -1,0 +1,219 @@
+"""BabyAI: a mission in a grid of rooms, told in words. Levels, rules and solver are minigrid's own; what is said is ours.
+
+Promise: what the prompt offers is read off the table that carries it out, so every action it names works; the reward is paid once, when the
+mission is done, and then the session is over. `pace` is minigrid's own figure: 1 at once, 0.1 in the last move allowed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import deque
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from ludus.environments import Reply
+from ludus.errors import EnvironmentFailed, nearest
+
+MOVES = {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
+"""What can be done anywhere, and minigrid's number for it. `go to THING` is made of these."""
+LEVELS = (
+    "GoToObj", "GoToRedBallGrey", "GoToRedBall", "GoToLocal", "GoToObjMazeS4R2", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor",
+    "OpenDoorLoc", "OpenDoor", "OpenDoorColor", "OpenTwoDoors", "OpenDoorsOrderN2", "PickupLoc", "PickupDist", "PutNextLocal",
+    "PutNextS5N2", "UnlockLocal", "UnlockPickup", "ActionObjDoor", "PutNextLocalS6N4", "GoToObjMazeS4", "OneRoomS12", "MoveTwoAcrossS5N2",
+)  # fmt: skip
+_SEEDS = {"train": range(0, 50), "dev": range(50, 55), "test": range(55, 64)}
+_AHEAD, _SIDE = 6, 3
+"""Where the agent stands in its own view of 7 by 7 cells: in the middle of the last row, looking up."""
+Cell = tuple[int, int]
+
+
+class BabyAI:
+    """You are in a grid of rooms and see what is before you. Fulfil the mission: say one of the actions offered."""
+
+    capabilities = ("planning", "memory", "reasoning")
+    max_turns = 40
+
+    def __init__(self, *, levels: tuple[str, ...] = LEVELS) -> None:
+        """levels: minigrid's BabyAI levels, by their names without `BabyAI-` and version."""
+        known = level_ids()
+        for level in levels:
+            if level not in known:
+                raise ValueError(f"no level {level!r}.{nearest(level, known)} Known: {', '.join(sorted(known))}")
+        self.levels = levels
+        self.things: dict[str, Cell] = {}
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        seeds = _SEEDS.get(split, range(0))
+        return [{"id": f"{level}-{seed}", "level": level, "seed": seed} for seed in seeds for level in self.levels]
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        import gymnasium
+
+        made: Any = gymnasium.make(level_ids()[task["level"]], disable_env_checker=True)
+        self.grid: Any = made.unwrapped
+        self.grid.gen_obs = dict  # its picture of the grid is not read here, and takes most of the time of a move
+        self.grid.reset(seed=task["seed"])
+        self.seen: set[Cell] = set()
+        self.bot: Any = None
+        self.advice: int | None = None
+        return f"mission: {self.grid.mission}\n{self._look()}"
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        return (*MOVES, *(f"go to {name}" for name in self.things))
+
+    def act(self, action: str) -> Reply:
+        if action in MOVES:
+            before = tuple(self.grid.agent_pos)
+            end = self._move(MOVES[action])
+            blocked = action == "move forward" and tuple(self.grid.agent_pos) == before and not end
+            return end or Reply(f"{'the way is blocked. ' if blocked else ''}{self._look()}")
+        way = self._way(self.things[action.removeprefix("go to ")])
+        if way is None:
+            return Reply(f"no way there is known. {self._look()}")
+        for move in way:
+            if end := self._move(move):
+                return end
+            self._see()
+        return Reply(self._look())
+
+    def solve(self) -> str:
+        """Minigrid's own bot. It is told of every move from its first advice on, as it must be."""
+        if self.bot is None:
+            self._consult(None)
+        return next((name for name, move in MOVES.items() if move == self.advice), "turn left")
+
+    def _move(self, move: int) -> Reply | None:
+        """What ends the session, or nothing."""
+        _, reward, done, out_of_moves, _ = self.grid.step(move)
+        if done:
+            won = float(reward > 0)
+            return Reply(
+                "done" if won else "failed", reward=won, done=True, metrics={"success": won, "pace": float(reward)}
+            )
+        if out_of_moves:
+            return Reply("out of moves", done=True, metrics={"success": 0.0, "pace": 0.0})
+        if self.bot is not None:
+            self._consult(move)
+        return None
+
+    def _consult(self, move: int | None) -> None:
+        from minigrid.utils import baby_ai_bot
+
+        new: Any = baby_ai_bot.BabyAIBot
+        try:
+            self.bot = self.bot or new(self.grid)
+            self.advice = int(self.bot.replan(move))
+        except Exception:  # after moves that it would not have made, it may lose its way: ask another
+            try:
+                self.bot = new(self.grid)
+                self.advice = int(self.bot.replan(None))
+            except Exception:
+                self.bot, self.advice = None, None
+
+    def _look(self) -> str:
+        self._see()
+        carried = self.grid.carrying
+        seen = ", ".join(f"{name}{self._how(at)} {self._where(at)}" for name, at in self.things.items()) or "nothing"
+        carrying = f"{carried.color} {carried.type}" if carried else "nothing"
+        return f"you see: {seen}. {self._wall()}. you carry: {carrying}.\nactions: {', '.join(self.actions)}"
+
+    def _see(self) -> None:
+        """Notes every cell in view, and gives names to the things there: `red ball 1` is the nearest red ball."""
+        view, visible = self.grid.gen_obs_grid()
+        found = []
+        for i in range(view.width):
+            for j in range(view.height):
+                if not visible[i, j]:
+                    continue
+                ahead, side = _AHEAD - j, i - _SIDE
+                at = self._at(ahead, side)
+                self.seen.add(at)
+                thing = view.get(i, j)
+                if thing is not None and thing.type != "wall" and (ahead, side) != (0, 0):
+                    found.append((ahead + abs(side), ahead, side, f"{thing.color} {thing.type}", at))
+        self.things = {}
+        counts: dict[str, int] = {}
+        for *_, name, at in sorted(found):
+            counts[name] = counts.get(name, 0) + 1
+            self.things[f"{name} {counts[name]}"] = at
+
+    def _at(self, ahead: int, side: int) -> Cell:
+        (x, y), (dx, dy) = self.grid.agent_pos, self.grid.dir_vec
+        return int(x + ahead * dx - side * dy), int(y + ahead * dy + side * dx)
+
+    def _how(self, at: Cell) -> str:
+        thing = self.grid.grid.get(*at)
+        if thing is None or thing.type != "door":
+            return ""
+        return " (open)" if thing.is_open else " (locked)" if thing.is_locked else " (closed)"
+
+    def _where(self, at: Cell) -> str:
+        (x, y), (dx, dy) = self.grid.agent_pos, self.grid.dir_vec
+        ahead, side = (at[0] - x) * dx + (at[1] - y) * dy, (at[1] - y) * dx - (at[0] - x) * dy
+        parts = [f"{ahead} ahead"] * bool(ahead) + [f"{abs(side)} {'right' if side > 0 else 'left'}"] * bool(side)
+        return " ".join(parts)
+
+    def _wall(self) -> str:
+        for ahead in range(1, _AHEAD + 1):
+            thing = self.grid.grid.get(*self._at(ahead, 0))
+            if thing is not None:
+                return f"{'a wall' if thing.type == 'wall' else 'something'} is {ahead} ahead"
+        return "the way ahead is free"
+
+    def _way(self, goal: Cell) -> list[int] | None:
+        """Moves to stand before `goal` and face it, over cells seen so far."""
+        start = (int(self.grid.agent_pos[0]), int(self.grid.agent_pos[1]))
+        came: dict[Cell, Cell | None] = {start: None}
+        queue = deque([start])
+        while queue:
+            here = queue.popleft()
+            if abs(here[0] - goal[0]) + abs(here[1] - goal[1]) == 1:
+                return self._moves([*_path(here, came), goal])[:-1]
+            for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
+                new = (here[0] + dx, here[1] + dy)
+                if new in self.seen and new not in came and self._free(new):
+                    came[new] = here
+                    queue.append(new)
+        return None
+
+    def _free(self, cell: Cell) -> bool:
+        thing = self.grid.grid.get(*cell)
+        return thing is None or bool(thing.can_overlap())
+
+    def _moves(self, path: list[Cell]) -> list[int]:
+        facing, moves = int(self.grid.agent_dir), []
+        for (x, y), (to_x, to_y) in pairwise(path):
+            wanted = ((1, 0), (0, 1), (-1, 0), (0, -1)).index((to_x - x, to_y - y))
+            turns = (wanted - facing) % 4
+            moves += [MOVES["turn left"]] if turns == 3 else [MOVES["turn right"]] * turns
+            moves.append(MOVES["move forward"])
+            facing = wanted
+        return moves
+
+
+@cache
+def level_ids() -> dict[str, str]:
+    """Minigrid's ids by the names of the levels."""
+    os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
+    try:
+        import gymnasium
+        import minigrid  # noqa: F401  (registers the levels)
+        from minigrid.envs.babyai.core import roomgrid_level
+    except ImportError as error:
+        raise EnvironmentFailed(
+            f'babyai needs minigrid, which is not installed ({error}): pip install "ludus[worlds]"'
+        ) from None
+    roomgrid_level.print = lambda *_: None  # type: ignore[attr-defined]  # it prints every mission that it throws away
+    ids = (id for id in gymnasium.registry if id.startswith("BabyAI-"))
+    return {id.removeprefix("BabyAI-").rpartition("-")[0]: id for id in ids}
+
+
+def _path(cell: Cell | None, came: dict[Cell, Cell | None]) -> list[Cell]:
+    path = []
+    while cell is not None:
+        path.append(cell)
+        cell = came[cell]
+    return path[::-1]

@@ -1,0 +1,204 @@
+"""ScienceWorld: school experiments in a house of ten rooms, by typed commands. The simulator is the package's own, in a Java process.
+
+Promise: train, dev and test never share a variation of an experiment; each is a piece of the library's own split of the same name.
+A turn is one step of the simulator: the package's own step also lists every valid command, which takes ten times as long and is not read here.
+The score between 0 and 1 is paid as it grows; a wrong decision (focus on the wrong thing) ends the session and takes it all back.
+"""
+
+from __future__ import annotations
+
+import atexit
+import random
+import re
+import shutil
+import threading
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply
+from ludus.errors import EnvironmentFailed, nearest
+
+VARIATIONS = {
+    "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
+    "use-thermometer": 540, "measure-melting-point-known-substance": 436, "measure-melting-point-unknown-substance": 300,
+    "power-component": 20, "power-component-renewable-vs-nonrenewable-energy": 20,
+    "test-conductivity": 900, "test-conductivity-of-unknown-substances": 600,
+    "find-living-thing": 300, "find-non-living-thing": 300, "find-plant": 300, "find-animal": 300,
+    "grow-plant": 126, "grow-fruit": 126,
+    "chemistry-mix": 32, "chemistry-mix-paint-secondary-color": 36, "chemistry-mix-paint-tertiary-color": 36,
+    "lifespan-longest-lived": 125, "lifespan-shortest-lived": 125, "lifespan-longest-lived-then-shortest-lived": 125,
+    "identify-life-stages-1": 14, "identify-life-stages-2": 10,
+    "inclined-plane-determine-angle": 168, "inclined-plane-friction-named-surfaces": 1386,
+    "inclined-plane-friction-unnamed-surfaces": 162,
+    "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
+}  # fmt: skip
+"""Experiments, and how many variations the library has of each: known here, so that tasks can be listed without Java."""
+SHORT = (
+    "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "test-conductivity",
+    "test-conductivity-of-unknown-substances", "find-living-thing", "find-non-living-thing", "find-plant", "find-animal",
+    "chemistry-mix", "chemistry-mix-paint-secondary-color", "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived",
+    "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived",
+)  # fmt: skip
+"""Those whose gold path takes 35 commands at most."""
+MAX_COMMAND_CHARS = 200
+_PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
+_JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+"""A quarter of the memory that it takes by itself (309 MiB instead of 1.1 GiB), at the same speed."""
+
+
+class SciWorld:
+    """You are in a house with a workshop, a kitchen and other rooms. Carry out the task: say one command a turn, made from those listed.
+
+    OBJ and LOC stand for names of things and rooms as you see them. To `focus on` a thing is a decision: do it only where the task says so.
+    """
+
+    isolation = "process"
+    capabilities = ("planning", "reasoning", "memory")
+
+    def __init__(self, *, experiments: tuple[str, ...] = SHORT, max_turns: Annotated[int, Field(ge=1)] = 40) -> None:
+        """experiments: by the library's names; the long ones (boil, grow-plant, ...) take up to a hundred turns and more."""
+        for name in experiments:
+            if name not in VARIATIONS:
+                raise ValueError(f"no experiment {name!r}.{nearest(name, VARIATIONS)} Known: {', '.join(VARIATIONS)}")
+        self.experiments, self.max_turns = experiments, max_turns
+        self.simulator: Simulator | None = None
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        return [
+            {"id": f"{name}-{variation}", "experiment": name, "variation": variation}
+            for name in self.experiments
+            for variation in variations(name, split=split)[: _PER_EXPERIMENT.get(split, 0)]
+        ]
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.task, self.score, self.said, self.plan = task, 0.0, [], None
+        self.simulator = self.simulator or _POOL.take()
+        self.simulator.load(task["experiment"], task["variation"])
+        commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
+        first = self.simulator.call("step", "look around")
+        return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
+
+    def act(self, text: str) -> Reply:
+        command = re.sub(r"\s+", " ", text).strip()
+        if not command or len(command) > MAX_COMMAND_CHARS:
+            return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
+        simulator = self._running()
+        self.said.append(command)
+        told = simulator.call("step", command)
+        before, now = self.score, float(simulator.call("getScore"))
+        self.score = max(0.0, now)
+        done = bool(simulator.call("getCompleted")) or now < 0
+        metrics = {"success": float(now >= 1 - 1e-6), "score": self.score}
+        return Reply(told, reward=self.score - before, done=done, metrics=metrics, invalid=told.startswith("No known action"))
+
+    def solve(self) -> str:
+        """The library's gold path, from where it was left; it knows nothing of mistakes."""
+        if self.plan is None:
+            self.plan = self._gold_path()
+        done = len([command for command in self.said if command in self.plan])
+        return self.plan[min(done, len(self.plan) - 1)]
+
+    def random_action(self, rng: random.Random) -> str:
+        template = rng.choice(sorted(self._running().call("getPossibleActions")))
+        things = sorted(self._running().call("getPossibleObjects"))
+        return re.sub(r"\b(OBJ|LOC)\b", lambda _: rng.choice(things), template)
+
+    def close(self) -> None:
+        simulator, self.simulator = self.simulator, None
+        if simulator is not None:
+            _POOL.give_back(simulator)
+
+    def _running(self) -> Simulator:
+        assert self.simulator is not None
+        return self.simulator
+
+    def _gold_path(self) -> list[str]:
+        """Working it out takes the simulator through the experiment, so afterwards it is brought back to where it was."""
+        simulator = self._running()
+        simulator.load(self.task["experiment"], self.task["variation"], gold=True)
+        path = list(simulator.call("getGoldActionSequence"))
+        simulator.load(self.task["experiment"], self.task["variation"])
+        for command in ["look around", *self.said]:
+            simulator.call("step", command)
+        return path
+
+
+def variations(experiment: str, *, split: str) -> range:
+    """The library's rule: half of them for training, a quarter for development, the rest for testing."""
+    total = VARIATIONS[experiment]
+    quarter = total // 4
+    return {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, total)}.get(
+        split, range(0)
+    )
+
+
+class Simulator:
+    """A Java process, used by one session at a time. Promise: when it dies, the session fails with its name."""
+
+    def __init__(self) -> None:
+        if shutil.which("java") is None:
+            raise EnvironmentFailed("sciworld needs Java, which is not here: apt-get install default-jre-headless")
+        try:
+            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+            from scienceworld.constants import BASEPATH, JAR_PATH
+        except ImportError as error:
+            raise EnvironmentFailed(f'sciworld needs scienceworld ({error}): pip install "ludus[worlds]"') from None
+        # die_on_exit: it ends when our end of its input is closed, so also when this process is killed
+        port, token, self.process = launch_gateway(
+            classpath=JAR_PATH, cwd=BASEPATH, javaopts=_JAVA, die_on_exit=True, enable_auth=True, return_proc=True
+        )
+        parameters = GatewayParameters(port=port, auth_token=token, auto_field=True, auto_convert=True)
+        self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
+        self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
+
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
+
+    def load(self, experiment: str, variation: int, *, gold: bool = False) -> None:
+        self.call("load", experiment, variation, "", gold)
+        self.call("reset")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        from py4j.protocol import Py4JError
+
+        try:
+            return getattr(self._server, name)(*arguments)
+        except (Py4JError, OSError) as error:
+            self.end()  # whatever state it is in, nobody gets it again
+            raise EnvironmentFailed(f"sciworld's Java process failed at {name}: {str(error)[:200]}") from None
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+
+
+class Pool:
+    """Simulators that no session uses now. One per session that runs, and starting one takes a second, so they are kept."""
+
+    def __init__(self) -> None:
+        self._free: list[Simulator] = []
+        self._lock = threading.Lock()
+        atexit.register(self.end)
+
+    def take(self) -> Simulator:
+        with self._lock:
+            while self._free:
+                if (simulator := self._free.pop()).alive:
+                    return simulator
+        return Simulator()
+
+    def give_back(self, simulator: Simulator) -> None:
+        if simulator.alive:
+            with self._lock:
+                self._free.append(simulator)
+
+    def end(self) -> None:
+        with self._lock:
+            while self._free:
+                self._free.pop().end()
+
+
+_POOL = Pool()

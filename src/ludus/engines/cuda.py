@@ -18,7 +18,6 @@ from ludus.engines.sample import log_softmax
 from ludus.engines.schedule import Copy, Pass, Spill
 from ludus.errors import ConfigError, border
 from ludus.models.cached_attention import Shape
-from ludus.models.fused import fuse, unfuse
 from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of
 from ludus.models.served import serve
 
@@ -35,7 +34,7 @@ class CudaPolicies(Policies):
         decode_steps: int,
     ) -> None:
         model.requires_grad_(False)
-        self._fused = _serve(model, max_tokens=max_tokens)
+        self._fused = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
         self._take(model)
         self._max_running, self._decode_steps = max_running, decode_steps
         self._prefill_tokens = max(prefill_tokens, max_tokens)  # a prompt that is scored is read whole
@@ -52,12 +51,6 @@ class CudaPolicies(Policies):
             self.pages = PagedCache(Shape.of(model), pages=pages, dtype=self.dtype, device=self.device)
         self._pool = torch.cuda.graph_pool_handle()
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
-
-    def spare(self) -> PreTrainedModel:
-        model = super().spare()
-        if self._fused:
-            fuse(model)
-        return model
 
     def copy(self, planned: Copy) -> None:
         count = -(-planned.count // PAGE)
@@ -121,26 +114,6 @@ class CudaPolicies(Policies):
             )
             self._passes[policy] = (prompter, decoder)
         return self._passes[policy]
-
-
-def _serve(model: PreTrainedModel, *, max_tokens: int) -> bool:
-    """Fused where that gives the model's own numbers, else as Transformers has it; whether it is fused."""
-    fused = False
-
-    def replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
-        nonlocal fused
-        fused = fuse(model)
-        return _replay(model, ids)
-
-    try:
-        serve(model, max_tokens=max_tokens, attention=NAME, replay=replay)
-    except ConfigError:
-        if not fused:
-            raise
-        unfuse(model)
-        serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
-        return False
-    return fused
 
 
 def _forward(model: PreTrainedModel, ids: Tensor, paged: Paged, *, keep: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from ludus.engines.sample import draw, log_softmax
 from ludus.engines.schedule import Chunk, Copy, Pass, Spill
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
+from ludus.models.fused import fuse
 from ludus.models.served import forward, serve
 from ludus.types import CURRENT
 
@@ -26,7 +27,7 @@ class Policies:
 
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
         model.requires_grad_(False)
-        serve(model, max_tokens=max_tokens)
+        self._fused = serve(model, max_tokens=max_tokens)
         self._take(model)
         with border(
             ConfigError,
@@ -43,7 +44,10 @@ class Policies:
 
     def spare(self) -> PreTrainedModel:
         """A model for one more policy, to be filled by `install`."""
-        return copy.deepcopy(self._models[CURRENT])
+        model = copy.deepcopy(self._models[CURRENT])
+        if self._fused:
+            fuse(model)
+        return model
 
     def add(self, name: str, model: PreTrainedModel) -> None:
         self._models[name] = model

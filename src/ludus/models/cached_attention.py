@@ -183,6 +183,25 @@ class Layout:
         hidden = torch.arange(length, device=self._device) >= self._tensor(ends)[:, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -math.inf)
 
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float) -> Tensor:
+        """(tokens, heads, head_dim) each -> (tokens, query heads, head_dim)."""
+        num, heads, head_dim = key.shape
+        query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
+        if self.cache is not None:
+            self.cache.write(layer, self.rows, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
+        if not self.prefill:
+            return _decode(query, layer=layer, scaling=scaling, layout=self).reshape(num, -1, head_dim)
+        outputs = [_decode(query[: self.num_decode], layer=layer, scaling=scaling, layout=self)] if self.decode else []
+        first = self.num_decode
+        for piece, seen in self.prefill:
+            rows = slice(first, first := first + piece.count)
+            if seen is None:
+                keys, values, mask = key[rows].transpose(0, 1), value[rows].transpose(0, 1), None
+            else:
+                keys, values, mask = seen.keys[layer], seen.values[layer], seen.mask
+            outputs.append(_prefill(query[rows], keys, values, mask=mask, scaling=scaling))
+        return torch.cat(outputs).reshape(num, -1, head_dim)
+
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self._device)
 
@@ -213,27 +232,9 @@ def attend(
     **unused: Any,
 ) -> tuple[Tensor, None]:
     """query: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim). The names and order of the arguments are Transformers'."""
-    heads, num, head_dim = key.shape[1:]
     layer: int = module.layer_idx  # type: ignore[assignment]
-    query = query.transpose(1, 2).reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
-    key, value = key.transpose(1, 2).reshape(-1, head_dim), value.transpose(1, 2).reshape(-1, head_dim)
-    if layout.cache is not None:
-        layout.cache.write(layer, layout.rows, key, value)
-    if not layout.prefill:
-        return _decode(query, layer=layer, scaling=scaling, layout=layout).reshape(1, num, -1, head_dim), None
-    key, value = key.view(num, heads, head_dim), value.view(num, heads, head_dim)
-    outputs = (
-        [_decode(query[: layout.num_decode], layer=layer, scaling=scaling, layout=layout)] if layout.decode else []
-    )
-    first = layout.num_decode
-    for piece, seen in layout.prefill:
-        rows = slice(first, first := first + piece.count)
-        if seen is None:
-            keys, values, mask = key[rows].transpose(0, 1), value[rows].transpose(0, 1), None
-        else:
-            keys, values, mask = seen.keys[layer], seen.values[layer], seen.mask
-        outputs.append(_prefill(query[rows], keys, values, mask=mask, scaling=scaling))
-    return torch.cat(outputs).reshape(1, num, -1, head_dim), None
+    query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
+    return layout.attended(query, key, value, layer=layer, scaling=scaling)[None], None
 
 
 def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Tensor:

@@ -1,9 +1,9 @@
-"""A decoder's layers with few kernels, for decoding on a GPU. Promise: the same numbers as Transformers' own modules, up to rounding.
+"""A decoder's layers with few operations, for engines. Promise: the same numbers as Transformers' own modules, up to rounding.
 
-At one token per sequence a layer is bound by the number of its kernels: Transformers' modules launch about forty, these ten. Layers of
+At one token per sequence a layer is bound by the number of its operations: Transformers' modules make about forty, these ten. Layers of
 the Llama kind (Llama, Qwen2, Qwen3, Mistral, SmolLM) are recognised by their parts; their classes are swapped, so that parameters keep
 their names, and projections that read the same input become views of one weight, so that loading new weights reaches them too.
-Whoever fuses a model compares it with its own forward pass before (models/served.py).
+Whoever fuses a model compares it with its own forward pass before (models/served.py). No gradients flow through these.
 """
 
 from __future__ import annotations
@@ -14,9 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-
-from ludus.models import kernels
-from ludus.models.paged_attention import attended
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
@@ -95,35 +92,86 @@ class _Joined:
 
 
 class _Attention(nn.Module):
+    """`layout` or `paged`, whichever the engine passes, knows where keys and values go and what each token sees."""
+
     def forward(
-        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], paged: Any = None, **_: Any
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        layout: Any = None,
+        paged: Any = None,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         this: Any = self
-        dim = this.head_dim
-        tokens = hidden_states.shape[1]
-        sizes = [this.q_proj.out_features, this.k_proj.out_features, this.v_proj.out_features]
-        joined = this.joined(hidden_states[0])
-        query, key, value = (part.view(tokens, -1, dim) for part in joined.split(sizes, dim=-1))
-        if hasattr(this, "q_norm"):
-            query, key = this.q_norm(query), this.k_norm(key)
+        tokens, dim = hidden_states.shape[1], this.head_dim
+        heads = [projection.out_features // dim for projection in (this.q_proj, this.k_proj, this.v_proj)]
+        joined = this.joined(hidden_states[0]).view(tokens, -1, dim)
         cos, sin = position_embeddings
-        out = attended(query, key, value, cos[0], sin[0], paged=paged, layer=this.layer_idx, scaling=this.scaling)
-        return this.o_proj(out.view(1, tokens, -1)), None
+        if hasattr(this, "q_norm"):
+            query, key, value = joined.split(heads, dim=1)
+            query, key = (_rotate(x.contiguous(), cos[0], sin[0]) for x in (this.q_norm(query), this.k_norm(key)))
+        else:
+            rotated = _rotate(joined[:, : heads[0] + heads[1]], cos[0], sin[0])
+            (query, key), value = rotated.split(heads[:2], dim=1), joined[:, heads[0] + heads[1] :]
+        place = paged if paged is not None else layout
+        out = place.attended(query, key, value, layer=this.layer_idx, scaling=this.scaling)
+        return this.o_proj(out.reshape(1, tokens, -1)), None
 
 
 class _Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         this: Any = self
-        out: Tensor = this.down_proj(kernels.silu_times(this.joined(x)))
+        out: Tensor = this.down_proj(_silu_times(this.joined(x)))
         return out
 
 
 class _Layer(nn.Module):
     def forward(self, hidden_states: Tensor, **passed: Any) -> Tensor:
         this: Any = self
-        norm, after = this.input_layernorm, this.post_attention_layernorm
-        normed = kernels.rms_norm(hidden_states, norm.weight, eps=norm.variance_epsilon)
-        attended_to, _ = this.self_attn(hidden_states=normed, **passed)
-        summed, normed = kernels.add_rms_norm(hidden_states, attended_to, after.weight, eps=after.variance_epsilon)
-        out: Tensor = summed + this.mlp(normed)
+        normed = _rms_norm(hidden_states, this.input_layernorm)
+        attended, _ = this.self_attn.forward(hidden_states=normed, **passed)
+        summed, normed = _add_rms_norm(hidden_states, attended, this.post_attention_layernorm)
+        out: Tensor = summed + this.mlp.forward(normed)
         return out
+
+
+# ------------------------------------------------------------------------------------------------ one operation, on either device
+
+
+def _rms_norm(x: Tensor, norm: Any) -> Tensor:
+    if not x.is_cuda:
+        return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
+    from ludus.models import kernels
+
+    return kernels.rms_norm(x, norm.weight, eps=norm.variance_epsilon)
+
+
+def _add_rms_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    if not x.is_cuda:
+        summed = x + added
+        return summed, _rms_norm(summed, norm)
+    from ludus.models import kernels
+
+    return kernels.add_rms_norm(x, added, norm.weight, eps=norm.variance_epsilon)
+
+
+def _silu_times(x: Tensor) -> Tensor:
+    if not x.is_cuda:
+        gate, up = x.chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+    from ludus.models import kernels
+
+    return kernels.silu_times(x)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The rotary embedding of (tokens, heads, head_dim); cos, sin: (tokens, head_dim)."""
+    if x.is_cuda:
+        from ludus.models import kernels
+
+        return kernels.rotate(x, cos, sin)
+    half = x.shape[-1] // 2
+    out = x * cos[:, None]
+    out[..., :half].addcmul_(x[..., half:], sin[:, None, :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[:, None, half:])
+    return out

@@ -76,6 +76,7 @@ def write(
 def _decode(
     out,
     query,
+    query_stride,
     cached_keys,
     cached_values,
     tables,
@@ -94,9 +95,9 @@ def _decode(
     length = tl.load(positions + sequence) + 1
     member = tl.arange(0, GROUP_P)[:, None]
     dim = tl.arange(0, DIM_P)
-    at = ((sequence * HEADS + head) * GROUP + member) * DIM + dim[None, :]
+    within = (head * GROUP + member) * DIM + dim[None, :]
     real = (member < GROUP) & (dim[None, :] < DIM)
-    q = tl.load(query + at, mask=real, other=0.0)
+    q = tl.load(query + sequence * query_stride + within, mask=real, other=0.0)
     offset = tl.arange(0, PAGE)
     highest = tl.full([GROUP_P], -float("inf"), tl.float32)
     total = tl.zeros([GROUP_P], tl.float32)
@@ -117,16 +118,18 @@ def _decode(
         total = total * shrink + tl.sum(weights, 1)
         summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         highest = higher
+    at = sequence * HEADS * GROUP * DIM + within
     tl.store(out + at, (summed / total[:, None]).to(out.dtype.element_ty), mask=real)
 
 
 def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """query: contiguous (sequences, query heads, head dim); sequence n sees its first positions[n] + 1 tokens. Query heads that share
-    keys are the rows of one product, padded to the 16 that a tensor core takes."""
+    """query: (sequences, query heads, head dim); sequence n sees its first positions[n] + 1 tokens. Query heads that share keys are the
+    rows of one product, padded to the 16 that a tensor core takes."""
     keys, _ = cached
     sequences, query_heads, dim = query.shape
+    assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     heads, page = keys.shape[1], keys.shape[2]
-    out = torch.empty_like(query)
+    out = torch.empty((sequences, query_heads, dim), dtype=query.dtype, device=query.device)
     group = query_heads // heads
     sizes = {
         "HEADS": heads,
@@ -137,7 +140,9 @@ def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, posi
         "PAGE": page,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
-    _decode[(sequences, heads)](out, query, *cached, tables, positions, scale, tables.stride(0), **sizes)
+    _decode[(sequences, heads)](
+        out, query, query.stride(0), *cached, tables, positions, scale, tables.stride(0), **sizes
+    )
     return out
 
 
@@ -148,6 +153,7 @@ def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, posi
 def _prompt(
     out,
     query,
+    query_stride,
     cached_keys,
     cached_values,
     tables,
@@ -172,9 +178,9 @@ def _prompt(
         real = row < tl.load(block_ends + block)
         position = tl.load(positions + row, mask=real, other=-1)
         dim = tl.arange(0, DIM_P)
-        at = (row[:, None] * HEADS * GROUP + head) * DIM + dim[None, :]
+        within = head * DIM + dim[None, :]
         inside = real[:, None] & (dim[None, :] < DIM)
-        q = tl.load(query + at, mask=inside, other=0.0)
+        q = tl.load(query + row[:, None] * query_stride + within, mask=inside, other=0.0)
         offset = tl.arange(0, PAGE)
         highest = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
@@ -194,6 +200,7 @@ def _prompt(
             total = total * shrink + tl.sum(weights, 1)
             summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
             highest = higher
+        at = row[:, None] * HEADS * GROUP * DIM + within
         tl.store(out + at, (summed / total[:, None]).to(out.dtype.element_ty), mask=inside)
 
 
@@ -206,15 +213,18 @@ def prompt(
     blocks: tuple[Tensor, Tensor, Tensor],
     scale: float,
 ) -> Tensor:
-    """query: contiguous (tokens, query heads, head dim), each seeing its sequence up to its own position.
+    """query: (tokens, query heads, head dim), each token seeing its sequence up to its own position.
 
     blocks: of up to ROWS neighbouring tokens of one sequence each: whose it is (-1: nobody's), its first token, and the first token
     after the sequence's. Everything is of a size that the host knows, so that a graph can be captured.
     """
     keys, _ = cached
-    _, query_heads, dim = query.shape
+    tokens, query_heads, dim = query.shape
+    assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     heads, page = keys.shape[1], keys.shape[2]
-    out = torch.zeros_like(query)  # tokens that only fill up the batch are in no block
+    out = torch.zeros(
+        (tokens, query_heads, dim), dtype=query.dtype, device=query.device
+    )  # tokens that only fill up the batch are in no block
     sizes = {
         "HEADS": heads,
         "GROUP": query_heads // heads,
@@ -225,7 +235,7 @@ def prompt(
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
     }
     _prompt[(len(blocks[0]), query_heads)](
-        out, query, *cached, tables, positions, *blocks, scale, tables.stride(0), **sizes
+        out, query, query.stride(0), *cached, tables, positions, *blocks, scale, tables.stride(0), **sizes
     )
     return out
 

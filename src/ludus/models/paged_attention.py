@@ -57,6 +57,16 @@ class Paged:
     positions: Tensor  # int64 (tokens,)
     blocks: tuple[Tensor, Tensor, Tensor] | None = None  # int64 (blocks,) each, see kernels.prompt
 
+    def attended(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float) -> Tensor:
+        """(tokens, heads, head_dim) each -> (tokens, query heads, head_dim)."""
+        cached, tables, positions = self.cache.layers[layer], self.tables, self.positions
+        kernels.write(key, value, into=cached, tables=tables, rows=self.rows, positions=positions)
+        if self.blocks is None:
+            return kernels.decode(query, cached=cached, tables=tables, positions=positions, scale=scaling)
+        return kernels.prompt(
+            query, cached=cached, tables=tables, positions=positions, blocks=self.blocks, scale=scaling
+        )
+
 
 def blocks_of(counts: list[int]) -> list[tuple[int, int, int]]:
     """(sequence, first token, first token after the sequence's) of every block of pieces that lie side by side."""
@@ -82,23 +92,7 @@ def attend(
     """query: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim). The names and order of the arguments are Transformers'."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     query, key, value = (x[0].transpose(0, 1).contiguous().to(value.dtype) for x in (query, key, value))
-    return _attended(query, key, value, paged=paged, layer=layer, scaling=scaling).unsqueeze(0), None
-
-
-def attended(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, *, paged: Paged, layer: int, scaling: float
-) -> Tensor:
-    """The same from (tokens, heads, head_dim) before the rotary embedding, to (tokens, heads, head_dim)."""
-    query, key = kernels.rotate(query, cos, sin), kernels.rotate(key, cos, sin)
-    return _attended(query, key, value, paged=paged, layer=layer, scaling=scaling)
-
-
-def _attended(query: Tensor, key: Tensor, value: Tensor, *, paged: Paged, layer: int, scaling: float) -> Tensor:
-    cached, tables, positions = paged.cache.layers[layer], paged.tables, paged.positions
-    kernels.write(key, value, into=cached, tables=tables, rows=paged.rows, positions=positions)
-    if paged.blocks is None:
-        return kernels.decode(query, cached=cached, tables=tables, positions=positions, scale=scaling)
-    return kernels.prompt(query, cached=cached, tables=tables, positions=positions, blocks=paged.blocks, scale=scaling)
+    return paged.attended(query, key, value, layer=layer, scaling=scaling)[None], None
 
 
 # No mask function beside it: Transformers then makes no mask, which is what `attend` expects.

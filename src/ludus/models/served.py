@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError, border
 from ludus.models.cached_attention import NAME, KeyValueCache, Layout, Piece, Shape
+from ludus.models.fused import fuse, unfuse
 
 
 def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor | None = None) -> Tensor:
@@ -25,16 +26,14 @@ def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor
     return logits
 
 
-def serve(
-    model: PreTrainedModel,
-    *,
-    max_tokens: int,
-    attention: str = NAME,
-    replay: Callable[[PreTrainedModel, Tensor], Tensor] | None = None,
-) -> None:
-    """Switches `model` to cached attention, in place; ConfigError with the reason where that would change what the model computes.
+Replay = Callable[[PreTrainedModel, Tensor], Tensor]
+"""The logits of a few ids by an engine's own path."""
 
-    `replay` computes the logits of a few ids by the engine's own path.
+
+def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, replay: Replay | None = None) -> bool:
+    """Switches `model` to cached attention, in place, its layers fused where that gives the same numbers; says whether they are.
+
+    ConfigError with the reason where cached attention would change what the model computes.
     """
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
@@ -45,17 +44,26 @@ def serve(
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
         model.set_attn_implementation(attention)
-        gap = ((replay or _replay)(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6)
+        tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
+        if fuse(model):
+            if _gap(model, ids, expected, replay=replay or _replay) <= tolerance:
+                return True
+            unfuse(model)
+        gap = _gap(model, ids, expected, replay=replay or _replay)
     if not expected.isfinite().all():
         raise ConfigError(
             f"{_name(model)} gives logits that are not finite; its weights are broken or the wrong dtype ({model.dtype})"
         )
-    tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
     if not gap <= tolerance:
         raise ConfigError(
             f"{_name(model)} cannot run in the embedded engine: its attention does more than our attention function is told. Logits of a "
             f"probe differ by {gap:.2g} relative, at most {tolerance:g} expected; {remedy}"
         )
+    return False
+
+
+def _gap(model: PreTrainedModel, ids: Tensor, expected: Tensor, *, replay: Replay) -> float:
+    return float((replay(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
 
 
 def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from ludus.learning import (
     MonitorConfig,
     Section,
     SpeakersConfig,
+    TeacherConfig,
 )
 
 
@@ -209,6 +210,15 @@ class SftConfig(Section):
     warmup_steps: int = Field(default=10, ge=0)
 
 
+class EvolveConfig(Section):
+    rounds: int = Field(default=4, gt=0)
+    """`ludus evolve`: how often it plays, keeps its successes and clones them, as [sft] says, into the model it started with."""
+    num_trajectories: int = Field(default=512, gt=0)
+    """Played in each round, divided between the environments by weight."""
+    min_reward: float = 1.0
+    """Kept are trajectories with at least this reward."""
+
+
 class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Evaluate on held-out tasks every so many steps, while training goes on; 0: only when asked."""
@@ -252,9 +262,11 @@ class RunConfig(Section):
     speakers: SpeakersConfig = SpeakersConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
+    teacher: TeacherConfig = TeacherConfig()
     trainer: TrainerConfig = TrainerConfig()
     monitor: MonitorConfig = MonitorConfig()
     sft: SftConfig = SftConfig()
+    evolve: EvolveConfig = EvolveConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     store: StoreConfig = StoreConfig()
 
@@ -319,6 +331,15 @@ class RunConfig(Section):
         if advantage not in BY_VALUES and kind != "none":
             raise ValueError(
                 f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out, or use {', '.join(BY_VALUES)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_is_there_and_used(self) -> RunConfig:
+        if (self.algorithm.advantage == "teacher") != bool(self.teacher.model):
+            raise ValueError(
+                f"teacher.model is {self.teacher.model!r} with algorithm.advantage {self.algorithm.advantage!r}; a teacher goes with "
+                "advantage 'teacher' and only with it"
             )
         return self
 

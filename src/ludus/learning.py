@@ -91,6 +91,11 @@ class SpeakersConfig(Section):
         return self
 
 
+class TeacherConfig(Section):
+    model: str = ""
+    """The model whose words are learnt with algorithm.advantage 'teacher': a folder, a pulled or a hub name, with the same tokenizer."""
+
+
 class CriticConfig(Section):
     kind: Literal["none", "head", "model"] = "none"
     """head: a layer on the policy's hidden states, which does not move them; model: a model of its own, begun as the policy's."""
@@ -126,11 +131,12 @@ class MonitorConfig(Section):
 
 class AlgorithmConfig(Section):
     advantage: Literal[
-        "group", "leave_one_out", "reward", "return_to_go", "gigpo", "gae", "turn_gae", "bilevel_gae"
+        "group", "leave_one_out", "reward", "return_to_go", "gigpo", "gae", "turn_gae", "bilevel_gae", "teacher"
     ] = "group"
     """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
     return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states.
-    With a critic: gae over tokens (PPO), turn_gae over turns (Agent-R1), bilevel_gae over turns and inside each over its tokens."""
+    With a critic: gae over tokens (PPO), turn_gae over turns (Agent-R1), bilevel_gae over turns and inside each over its tokens.
+    teacher: no reward counts, but how much likelier than the policy the teacher finds the token (on-policy distillation)."""
     normalise: Literal["std", "none", "batch"] = "std"
     """std divides by the group's standard deviation (GRPO); none only centres (Dr. GRPO); batch whitens over the batch's tokens
     (REINFORCE++). Left out: std for group and gigpo, batch for those with a critic (turn_gae: over turns), none for the others."""
@@ -194,11 +200,11 @@ class AlgorithmConfig(Section):
         follows: dict[str, Any] = {}
         if data.get("centre") == "behaviour":
             follows["importance_cap"] = 0.0
-        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go"):
+        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go", "teacher"):
             follows["normalise"] = "none"
         if data.get("advantage") in BY_VALUES:
             follows["normalise"] = "batch"
-        if data.get("advantage") in ("reward", "return_to_go", "gigpo", *BY_VALUES):
+        if data.get("advantage") in ("reward", "return_to_go", "gigpo", "teacher", *BY_VALUES):
             follows["filter"] = "none"
         return follows | dict(data)
 
@@ -245,6 +251,14 @@ class AlgorithmConfig(Section):
         if self.normalise == "std" and self.advantage not in ("group", "gigpo"):
             raise ValueError(
                 f"algorithm.normalise is 'std' with advantage {self.advantage!r}, which has no group deviation; use none or batch"
+            )
+        if self.advantage == "teacher" and (self.normalise != "none" or self.task_normalise != "none"):
+            raise ValueError(
+                "algorithm.normalise has nothing to do with advantage 'teacher': it is known in the loss only; leave it out"
+            )
+        if self.advantage == "teacher" and self.kl != "none":
+            raise ValueError(
+                "algorithm.kl with advantage 'teacher', which is a distance to the teacher already; leave it out"
             )
         if self.normalise == "batch" and self.task_normalise != "none":
             raise ValueError("algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them")

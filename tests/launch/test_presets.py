@@ -22,6 +22,7 @@ EXTRA = {
     "reinforce++": {"optimizer/kl_k1"},
     "rloo": {"optimizer/importance"},
     "ppo": {"optimizer/critic_loss", "optimizer/critic_explained"},
+    "distill": {"optimizer/teacher_kl"},
     "agent-r1": {"optimizer/critic_loss"},
 }
 """Metrics that only this preset's pieces write: were one of them ignored, its metric would be missing."""
@@ -32,13 +33,15 @@ def _without_plots(monkeypatch):
     monkeypatch.setattr(local, "write_report", lambda folder: folder.report_file)
 
 
-def small(preset, folder, model):
+def small(preset, folder, model, *, teacher):
     """The preset's learning on a smaller problem."""
     data = tomllib.loads(preset.read_text())
     data["model"] = {"name": str(model), "device": "cpu"}
     data["environments"] = {"guess": {"options": GUESS}}
     data["rollout"] |= {"group_size": 4, "max_turn_tokens": 6, "max_tokens": 256}
     data["pipeline"] |= {"steps": 3, "groups_per_step": 4}
+    if "teacher" in data:
+        data["teacher"]["model"] = str(teacher)
     if "critic" in data:
         data["critic"]["steps"] = 2
     data["store"] = {"folder": str(folder), "tensorboard": False, "checkpoint_every": 0, "trajectories": False}
@@ -62,8 +65,8 @@ def test_a_preset_is_at_most_40_lines_names_its_paper_and_what_differs(preset):
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore:algorithm")
-def test_a_preset_trains(preset, small_model, tmp_path):
-    folder = run(small(preset, tmp_path, small_model))
+def test_a_preset_trains(preset, small_model, blank_model, tmp_path):
+    folder = run(small(preset, tmp_path, small_model, teacher=blank_model))
     lines = folder.metrics()
     assert [line["step"] for line in lines] == [1, 2, 3]
     assert all(math.isfinite(line["optimizer/loss"]) and line["optimizer/grad_norm"] > 0 for line in lines)

@@ -22,7 +22,7 @@ from typing import Literal
 import numpy as np
 from torch import Tensor
 
-from ludus.algorithms import gigpo, kl, losses
+from ludus.algorithms import distillation, gigpo, kl, losses
 from ludus.algorithms.advantages import group_advantages, leave_one_out_advantages, mean_of_others
 from ludus.algorithms.aggregation import token_weights
 from ludus.algorithms.algorithm import Tokens, Values
@@ -120,6 +120,8 @@ class PolicyGradient:
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         config = self.config
+        if config.advantage == "teacher":
+            tokens = replace(tokens, advantages=distillation.teacher_advantages(tokens.logprobs, _reference(tokens)))
         if config.kl == "k1":
             penalty = config.kl_weight * kl.estimate(tokens.logprobs, _reference(tokens), estimator="k1").detach()
             tokens = replace(tokens, advantages=tokens.advantages - penalty)
@@ -134,6 +136,8 @@ class PolicyGradient:
         if config.entropy_weight:
             assert tokens.entropies is not None, "an entropy bonus needs the entropies"
             loss = loss - config.entropy_weight * tokens.entropies
+        if config.advantage == "teacher":
+            diagnostics["teacher_kl"] = -tokens.advantages
         if config.kl != "none":
             distance = kl.estimate(tokens.logprobs, _reference(tokens), estimator=config.kl)
             diagnostics[f"kl_{config.kl}"] = distance.detach()
@@ -179,6 +183,8 @@ def _episode_advantages(rewards: Seq[float], config: AlgorithmConfig) -> np.ndar
         return leave_one_out_advantages(rewards)
     if config.advantage == "reward":
         return np.array(rewards, dtype=np.float32)
+    if config.advantage == "teacher":
+        return np.zeros(len(rewards), dtype=np.float32)  # told in the loss, where the teacher's logprobs are
     return group_advantages(rewards, normalise=_of_group(config))
 
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "quickstart": Place("ludus.cli.train", "quickstart", "A tiny agent learns three worlds on this CPU, in minutes."),
     "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning, from a run file."),
     "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model: a warm start."),
+    "evolve": Place("ludus.cli.evolve", "evolve", "Play, clone one's own successes, and again (AgentEvol)."),
     "eval": Place("ludus.cli.eval", "app", "Success on held-out tasks, with 95 % intervals; compares two models."),
     "collect": Place("ludus.cli.collect", "collect", "Store what solvers or an outside model do, for warm starts."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),

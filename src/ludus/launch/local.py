@@ -19,6 +19,7 @@ from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.launch.speakers import OtherSpeakers
+from ludus.models.load import load_model, load_tokenizer
 from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
@@ -82,7 +83,7 @@ class _Training:
             temperature=self.config.rollout.temperature,
             channel=self.channel,
             schedule=_schedule(self.config),
-            reference=parts.load_model() if self.config.algorithm.kl != "none" else None,
+            reference=_reference(parts),
             entropy_gradient=self.config.algorithm.entropy_weight > 0,
             critic=_critic(parts, policy=model),
         )
@@ -170,6 +171,19 @@ class _Training:
             keep=self.config.store.keep_checkpoints,
             tensors=self.speakers.tensors(),
         )
+
+
+def _reference(parts: Parts) -> PreTrainedModel | None:
+    """The frozen model that the loss compares with: the teacher, or what the run started with."""
+    name = parts.config.teacher.model
+    if not name:
+        return parts.load_model() if parts.config.algorithm.kl != "none" else None
+    if load_tokenizer(name).get_vocab() != parts.tokenizer.get_vocab():
+        raise ConfigError(
+            f"teacher.model {name!r} has another vocabulary than model.name {parts.config.model.name!r}; a teacher judges the very "
+            "ids that were sampled. Use a teacher of the same family."
+        )
+    return load_model(name, device=parts.device, dtype=parts.dtype)
 
 
 def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | None:

@@ -1,0 +1,113 @@
+"""Iterated cloning of one's own successes (AgentEvol, 2406.04151): play, keep what succeeded, clone it, play again.
+
+    round 1..n    play     the policy plays train tasks, `evolve.num_trajectories` of them
+                  keep     those with a reward of at least `evolve.min_reward`, together with what earlier rounds kept
+                  clone    into the model the run started with, as [sft] says: the policy of the next round
+
+Cloning always begins at the start model, as published: a policy cloned on top of its clones forgets. A round that keeps nothing new
+leaves the policy as it is. Left out: weighing by reward, and the published first data set of experts (`ludus sft` first stands for it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from ludus.config import RunConfig
+from ludus.errors import ConfigError
+from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
+from ludus.models.save import save_model
+from ludus.rollout.arena import Arena
+from ludus.rollout.play import Attempt, play
+from ludus.rollout.speaker import PolicySpeaker
+from ludus.seeds import derive
+from ludus.store.recorder import Listener, Recorder
+from ludus.store.run_folder import RunFolder
+from ludus.trainer.sft import clone
+from ludus.trainer.state import named_tensors
+from ludus.types import Sequence, Trajectory
+from ludus.weights.memory import MemoryChannel
+
+MAX_CONCURRENT = 64
+
+
+async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
+    """All rounds; returns the success of each round's policy while it played, and where the last clone is."""
+    folder = RunFolder.create(config)
+    store = config.store
+    with Recorder(
+        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
+    ) as recorder:
+        with beginning(folder):
+            parts = await make_parts(config, folder=folder.path)
+        try:
+            evolution = _Evolution(parts, recorder=recorder)
+            try:
+                for number in range(config.evolve.rounds):
+                    await evolution.round(number)
+            finally:
+                await evolution.engine.close()
+        finally:
+            await parts.client.close()
+        export = save_model(folder.export, model=evolution.model, tokenizer=parts.tokenizer)
+        recorder.event("finished", version=config.evolve.rounds)
+    return {"export": str(export), "success": evolution.success, "kept": len(evolution.kept)}
+
+
+class _Evolution:
+    def __init__(self, parts: Parts, *, recorder: Recorder) -> None:
+        self.parts, self.config, self.recorder = parts, parts.config, recorder
+        self.channel = MemoryChannel()
+        self.engine = make_embedded_engine(parts, channel=self.channel)
+        self.model = parts.load_model()
+        self.kept: list[Trajectory] = []
+        self.success: list[float] = []
+
+    async def round(self, number: int) -> None:
+        played = await self._play(number)
+        new = [t for t in played if t.stop.scored and t.reward >= self.config.evolve.min_reward]
+        self.kept += new
+        self.success.append(sum(t.success for t in played) / len(played))
+        self.recorder.event("round", round=number, played=len(played), kept=len(new), success=self.success[-1])
+        if not self.kept:
+            raise ConfigError(
+                f"nothing to clone: of {len(played)} trajectories none had a reward of at least {self.config.evolve.min_reward:g} "
+                "(evolve.min_reward). Warm the model up first (`ludus sft`), or play more (evolve.num_trajectories)."
+            )
+        if new:
+            await asyncio.to_thread(self._clone)
+            self.channel.publish(number + 1, named_tensors(self.model))
+            await self.engine.load(number + 1)
+
+    async def _play(self, number: int) -> list[Trajectory]:
+        arena = make_arena(self.parts, PolicySpeaker(self.engine))
+        total = sum(section.weight for section in self.config.environments.values())
+        attempts = []
+        for name, tasks in (await self.parts.tasks("train")).items():
+            count = round(self.config.evolve.num_trajectories * self.config.environments[name].weight / total)
+            for index in range(number * count, (number + 1) * count):
+                seed = derive(self.config.seed, "evolve", name, index)
+                attempts.append(Attempt(f"evolve-{name}-{index}", tasks[index % len(tasks)], seed=seed))
+        played = await _play_all(attempts, arena)
+        for trajectory in played:
+            self.recorder.trajectory(trajectory, step=number, group_id=trajectory.task.id)
+        return played
+
+    def _clone(self) -> None:
+        """The tokens that were sampled, as they were sampled."""
+        sequences: list[Sequence] = [sequence for trajectory in self.kept for sequence in trajectory.sequences]
+        self.model = self.parts.load_model()
+        clone(self.model, sequences, config=self.config.sft, trainer=self.config.trainer, seed=self.config.seed)
+
+
+async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:
+    room = asyncio.Semaphore(MAX_CONCURRENT)
+
+    async def one(attempt: Attempt) -> Trajectory:
+        async with room:
+            return await play(attempt, arena=arena)
+
+    async with asyncio.TaskGroup() as playing:
+        running = [playing.create_task(one(attempt)) for attempt in attempts]
+    return [task.result() for task in running]

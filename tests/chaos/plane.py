@@ -39,6 +39,7 @@ class Plane:
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "LUDUS_TOKEN": "",
+            "OMP_NUM_THREADS": "1",
             "LUDUS_STATE": str(self.state),
             "CHAOS_MARK": self.mark,
             "CHAOS_MARKER": self.marker,
@@ -53,15 +54,15 @@ class Plane:
         if name == "controller":
             quick = ["--heartbeat-s", "1", "--grace-s", "1"]
             place = ["--port", str(self.port), "--state", str(self.folder / "controller")]
-            self._spawn(name, "-m", "ludus.cli.attached", "serve", "controller", *place, *quick)
+            self.spawn(name, "-m", "ludus.cli.attached", "serve", "controller", *place, *quick)
             if not self.port:
                 self._find_out_port()
         elif name == "client":
-            self._spawn(name, "-m", "tests.chaos.player", self.url, str(self.folder))
+            self.spawn(name, "-m", "tests.chaos.player", self.url, str(self.folder))
         else:
             worlds = [f"tests.chaos.worlds:{world}" for world in HOSTED[name]]
             options = ["--controller", self.url, "--slots", str(SLOTS)]
-            self._spawn(name, "-m", "ludus.cli.attached", "serve", "worker", *worlds, *options)
+            self.spawn(name, "-m", "ludus.cli.attached", "serve", "worker", *worlds, *options)
 
     def revive(self) -> None:
         """Starts what is not here. Some end by themselves, such as a worker whose first pen is killed: whoever keeps it starts it again."""
@@ -72,18 +73,19 @@ class Plane:
                 self.start(name)
 
     def kill(self, name: str) -> None:
-        process = self.running.pop(name)
-        process.kill()
-        process.communicate()
+        self.running[name].kill()
+        self.forget(name)
 
     def stop(self, name: str, *, patience_s: float) -> int:
         """Its exit status; raises TimeoutExpired."""
-        process = self.running[name]
-        process.send_signal(signal.SIGTERM)
-        process.wait(patience_s)
-        process.communicate()
-        del self.running[name]
-        return process.returncode
+        self.running[name].send_signal(signal.SIGTERM)
+        status = self.running[name].wait(patience_s)
+        self.forget(name)
+        return status
+
+    def forget(self, name: str) -> None:
+        """It has ended, or is about to."""
+        self.running.pop(name).communicate()
 
     def close(self) -> None:
         for name in list(self.running):
@@ -91,7 +93,7 @@ class Plane:
         for pid in self.leftovers():
             kill_process(pid, still=lambda pid=pid: pid in self.leftovers())
 
-    def _spawn(self, name: str, *arguments: str) -> None:
+    def spawn(self, name: str, *arguments: str) -> None:
         with self.log(name).open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -159,6 +161,10 @@ class Plane:
     def log(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.log"
 
+    def sleeps(self, pid: int) -> bool:
+        """It is what our worlds start in their sandboxes."""
+        return self.marker in words_of(pid)
+
     def leftovers(self) -> list[int]:
         """Processes that were started by us, by those we started, or in their sandboxes, and are still alive."""
         mark, state = f"CHAOS_MARK={self.mark}".encode(), f"LUDUS_STATE={self.state}".encode()
@@ -166,7 +172,7 @@ class Plane:
 
         def is_ours(pid: int) -> bool:
             environ = environ_of(pid).split(b"\0")
-            return mark in environ or state in environ or self.marker in words_of(pid)
+            return mark in environ or state in environ or self.sleeps(pid)
 
         return [pid for pid in pids() if pid not in alive and is_ours(pid)]
 

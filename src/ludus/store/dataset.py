@@ -11,13 +11,14 @@ because they need no package to write and any editor to read; `datasets` turns t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ludus.store.lines import encode_line, naming_failure
 from ludus.store.trajectories import StoredTrajectory
-from ludus.types import Action, Message, ToolCall, Trajectory
+from ludus.types import Message, ToolCall, Trajectory
 
 CARD = """---
 configs:
@@ -57,8 +58,9 @@ def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
 def to_row(trajectory: Trajectory) -> dict[str, Any]:
     messages = [_message(message) for message in trajectory.start.messages]
     for turn in trajectory.turns:
-        messages.append(_said(turn.action))
-        messages += [_message(message) for message in turn.observation.messages]
+        calls = tuple(_with_id(call, f"call_{turn.index}_{place}") for place, call in enumerate(turn.action.tool_calls))
+        messages.append(_message(Message("assistant", turn.action.content, tool_calls=calls)))
+        messages += [_message(each) for each in _answering(turn.observation.messages, [call.id for call in calls])]
     return {
         "id": trajectory.id,
         "environment": trajectory.task.environment,
@@ -72,8 +74,17 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _said(action: Action) -> dict[str, Any]:
-    return _message(Message("assistant", action.content, tool_calls=action.tool_calls))
+def _with_id(call: ToolCall, id: str) -> ToolCall:
+    """Models that write calls as text, and solvers, give none; a result must name the call that it answers."""
+    return call if call.id else replace(call, id=id)
+
+
+def _answering(messages: Iterable[Message], ids: list[str]) -> Iterator[Message]:
+    unnamed = iter(ids)
+    for message in messages:
+        if message.role == "tool" and not message.tool_call_id:
+            message = replace(message, tool_call_id=next(unnamed, ""))
+        yield message
 
 
 def _message(message: Message) -> dict[str, Any]:

@@ -1,0 +1,91 @@
+"""The learning benchmarks: budgets are kept, seeds are paired, and a line becomes a table. Whether a method helps is no test's business."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from ludus.environments import check, make
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def arms(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import arms
+
+    return arms
+
+
+def small_case(arms: ModuleType):
+    return arms.Case(
+        name="small",
+        question="?",
+        environments={"corridor": {"options": {"length": 4, "start": 2}}},
+        arms={"plain": {}, "std": {"algorithm": {"normalise": "none"}}},
+        budgets=(8,),
+        outcomes=("success", "states"),
+        sections={
+            "rollout": {"group_size": 2},
+            "pipeline": {"groups_per_step": 2},
+            "algorithm": {"filter": "none"},
+            "evaluation": {"num_tasks": 2},
+        },
+        warm={"num_trajectories": 32, "steps": 20, "batch_tokens": 512},
+    )
+
+
+def test_a_run_plays_exactly_its_budget_and_trains_all_of_it(arms, tmp_path, monkeypatch):
+    from ludus.launch import local
+
+    monkeypatch.setattr(local, "write_report", local.write_report)  # put back what a run switches off
+    case = small_case(arms)
+    model, before = arms._warmed(case, folder=tmp_path / "warm")
+    result = arms.run(case, case.arms["plain"], seed=1, budget=8, model=model)
+    assert (result["trajectories"], result["steps"]) == (8, 2)
+    assert result["states"] >= 2
+    assert 0 <= result["success"] <= 1
+    assert before.keys() == {"success", "success/corridor"}
+
+
+def test_the_difference_pairs_seeds_and_the_last_arm_gives_the_ratio(arms):
+    case = replace(small_case(arms), outcomes=("success",))
+    values = {"plain": (0.2, 0.4, 0.6), "std": (0.3, 0.5, 0.7)}
+    spent = {"trajectories": 8, "turns": 20, "steps": 2, "seconds": 1.0}
+    found = {
+        (arm, 8, seed): {"success": value, **spent} for arm, own in values.items() for seed, value in enumerate(own)
+    }
+    line = arms.line_of(case, found, before={"success": 0.1})
+    told = line["outcomes"]["success after 8 trajectories"]
+    assert told["arms"]["plain"]["mean"] == 0.4
+    assert told["arms"]["plain"]["low"] < 0  # seeds differ widely ...
+    assert told["against"]["std"]["difference"] == {"mean": 0.1, "low": 0.1, "high": 0.1}  # ... the arms do not
+    assert line["ratio"] == 1.25
+    assert "| std | 0.50 [0.00, 1.00] | +0.10 [+0.10, +0.10] |" in arms.table([line])
+
+
+def test_a_case_whose_preset_is_missing_is_skipped_and_a_known_one_gives_the_method(arms):
+    case = small_case(arms)
+    assert arms.ready(replace(case, preset="nobodys"))[0] is None
+    whole, missing = arms.ready(replace(case, preset="starpo-s"))
+    assert not missing
+    assert whole.arms["std"]["algorithm"]["filter"] == "top_share"
+    assert whole.arms["plain"] == {}
+    assert "not run: no preset" in arms.table([{"case": "small", "skipped": "no preset 'nobodys'"}])
+
+
+def test_every_arm_of_every_case_is_a_run_that_is_accepted(arms, tmp_path):
+    import learning
+    import multitask
+
+    for case in (*learning.CASES, *multitask.CASES):
+        for sections in case.arms.values():
+            arms.run_config(case, folder=tmp_path, model="tiny", name="x", seed=1, sections=sections)
+
+
+@pytest.mark.parametrize(("name", "file"), [("anywhere", "learning.py"), ("loud", "multitask.py")])
+def test_the_worlds_of_the_benchmarks_are_sound(name, file):
+    report = check(make(name, source=f"{BENCHMARKS / file}:{name.capitalize()}"))
+    assert not [finding for finding in report.findings if finding.level == "error"], str(report)

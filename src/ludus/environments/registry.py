@@ -34,6 +34,7 @@ BUILT_IN = {
     "twenty_questions": "ludus.worlds.twenty_questions:TwentyQuestions",
     "wordle": "ludus.worlds.wordle:Wordle",
     "database": "ludus.worlds.database.world:Database",
+    "knowledge_graph": "ludus.worlds.knowledge_graph.world:KnowledgeGraph",
     "textcraft": "ludus.worlds.textcraft.world:Textcraft",
     "shell": "ludus.worlds.shell.world:Shell",
     "babyai": "ludus.worlds.babyai:BabyAI",

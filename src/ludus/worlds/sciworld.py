@@ -1,13 +1,14 @@
 """ScienceWorld: school experiments in a house of ten rooms, by typed commands. The simulator is the package's own, in a Java process.
 
 Promise: train, dev and test never share a variation of an experiment; each is a piece of the library's own split of the same name.
-A turn is one step of the simulator: the package's own step also lists every valid command, which takes ten times as long and is not read here.
+A turn is one step of the simulator: the package's own step also lists all valid commands, which takes ten times as long and is not read.
 The score between 0 and 1 is paid as it grows; a wrong decision (focus on the wrong thing) ends the session and takes it all back.
 """
 
 from __future__ import annotations
 
 import atexit
+import logging
 import random
 import re
 import shutil
@@ -35,12 +36,12 @@ VARIATIONS = {
 }  # fmt: skip
 """Experiments, and how many variations the library has of each: known here, so that tasks can be listed without Java."""
 SHORT = (
-    "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "test-conductivity",
-    "test-conductivity-of-unknown-substances", "find-living-thing", "find-non-living-thing", "find-plant", "find-animal",
-    "chemistry-mix", "chemistry-mix-paint-secondary-color", "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived",
-    "lifespan-shortest-lived", "lifespan-longest-lived-then-shortest-lived",
+    "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "find-living-thing",
+    "find-non-living-thing", "find-plant", "find-animal", "chemistry-mix", "chemistry-mix-paint-secondary-color",
+    "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived", "lifespan-shortest-lived",
+    "lifespan-longest-lived-then-shortest-lived",
 )  # fmt: skip
-"""Those whose gold path takes 35 commands at most."""
+"""Those whose gold path takes 35 commands at most, and which start in a second. test-conductivity takes the simulator five to make."""
 MAX_COMMAND_CHARS = 200
 _PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
 _JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -72,7 +73,9 @@ class SciWorld:
         ]
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.task, self.score, self.said, self.plan = task, 0.0, [], None
+        self.task, self.score = task, 0.0
+        self.said: list[str] = []
+        self.plan: list[str] | None = None
         self.simulator = self.simulator or _POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
@@ -80,7 +83,7 @@ class SciWorld:
         return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
 
     def act(self, text: str) -> Reply:
-        command = re.sub(r"\s+", " ", text).strip()
+        command = re.sub(r"[^\x20-\x7e]+", " ", text).strip()  # its commands are ASCII, and half a surrogate pair breaks the link
         if not command or len(command) > MAX_COMMAND_CHARS:
             return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
         simulator = self._running()
@@ -90,14 +93,18 @@ class SciWorld:
         self.score = max(0.0, now)
         done = bool(simulator.call("getCompleted")) or now < 0
         metrics = {"success": float(now >= 1 - 1e-6), "score": self.score}
-        return Reply(told, reward=self.score - before, done=done, metrics=metrics, invalid=told.startswith("No known action"))
+        return Reply(
+            told, reward=self.score - before, done=done, metrics=metrics, invalid=told.startswith("No known action")
+        )
 
     def solve(self) -> str:
         """The library's gold path, from where it was left; it knows nothing of mistakes."""
         if self.plan is None:
             self.plan = self._gold_path()
-        done = len([command for command in self.said if command in self.plan])
-        return self.plan[min(done, len(self.plan) - 1)]
+        followed = 0
+        for command in self.said:
+            followed += followed < len(self.plan) and command == self.plan[followed]
+        return self.plan[min(followed, len(self.plan) - 1)]
 
     def random_action(self, rng: random.Random) -> str:
         template = rng.choice(sorted(self._running().call("getPossibleActions")))
@@ -144,6 +151,8 @@ class Simulator:
             from scienceworld.constants import BASEPATH, JAR_PATH
         except ImportError as error:
             raise EnvironmentFailed(f'sciworld needs scienceworld ({error}): pip install "ludus[worlds]"') from None
+        # it logs every connection that a killed process leaves open, with a traceback
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         # die_on_exit: it ends when our end of its input is closed, so also when this process is killed
         port, token, self.process = launch_gateway(
             classpath=JAR_PATH, cwd=BASEPATH, javaopts=_JAVA, die_on_exit=True, enable_auth=True, return_proc=True

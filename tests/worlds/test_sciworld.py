@@ -1,0 +1,115 @@
+import os
+import random
+import shutil
+import signal
+
+import pytest
+
+pytest.importorskip("scienceworld", reason='sciworld needs scienceworld: pip install "ludus[worlds]"')
+if shutil.which("java") is None:
+    pytest.skip("sciworld needs Java: apt-get install default-jre-headless", allow_module_level=True)
+
+from ludus.environments import check, make
+from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.types import Action
+from ludus.worlds import sciworld
+from ludus.worlds.sciworld import SHORT, VARIATIONS, variations
+from tests.worlds.playing import contents, world
+
+QUICK = {"experiments": ("lifespan-longest-lived",)}
+
+
+@pytest.fixture
+def session():
+    environment = make("sciworld", options=QUICK)
+    opened = environment.open(environment.tasks("test")[0], seed=0)
+    opened.first = opened.start()
+    yield opened
+    opened.close()
+
+
+def said(observation):
+    return observation.messages[-1].content
+
+
+def test_train_dev_and_test_share_no_variation():
+    environment = world("sciworld")
+    splits = [contents(environment, split) for split in ("train", "dev", "test")]
+    assert all(splits)
+    assert sum(map(len, splits)) == len(set.union(*splits))
+    assert {task.data["experiment"] for task in environment.tasks("test")} == set(SHORT)
+    for name, total in VARIATIONS.items():
+        parts = [variations(name, split=split) for split in ("train", "dev", "test")]
+        assert [number for part in parts for number in part] == list(range(total))
+
+
+def test_the_splits_are_the_librarys_own():
+    """One experiment whose number of variations four does not divide; all thirty were compared by hand."""
+    simulator = sciworld._POOL.take()
+    simulator.load("identify-life-stages-1", 0)
+    for split, name in (("train", "getVariationsTrain"), ("dev", "getVariationsDev"), ("test", "getVariationsTest")):
+        assert list(simulator.call(name)) == list(variations("identify-life-stages-1", split=split))
+    assert simulator.call("getTaskMaxVariations", "identify-life-stages-1") == VARIATIONS["identify-life-stages-1"]
+    sciworld._POOL.give_back(simulator)
+
+
+def test_the_gold_path_earns_the_whole_reward_and_no_prompt_tells_it(session):
+    seen = [session.first]
+    session.act(Action(content="inventory"))  # the path is worked out later, and the simulator brought back to here
+    while not seen[-1].done and len(seen) < 40:
+        action = session.solve()
+        assert action.content not in said(session.first).splitlines()
+        seen.append(session.act(action))
+    assert sum(observation.reward for observation in seen) == pytest.approx(1)
+    assert seen[-1].metrics["success"] == 1
+
+
+def test_a_wrong_decision_ends_the_session_and_takes_back_what_was_earned(session):
+    rewards = [session.act(Action(content=command)).reward for command in ("open door to kitchen", "inventory")]
+    end = session.act(Action(content="focus on air"))
+    assert end.done
+    assert sum(rewards) + end.reward == pytest.approx(0)
+    assert end.metrics["success"] == 0
+
+
+def test_nonsense_is_answered_and_is_worth_nothing(session):
+    for hostile in ("", "x" * 2**20, "\x00", "drop table; import os", "reset task", "look\naround\udc80"):
+        observation = session.act(Action(content=hostile))
+        assert observation.reward == 0
+        assert not observation.done
+    assert session.act(Action(content="")).invalid
+    rng = random.Random(0)
+    assert not any(session.act(session.random_action(rng)).reward > 0 for _ in range(3))
+
+
+def test_a_dead_java_process_is_a_named_failure_and_the_next_session_gets_another():
+    environment = make("sciworld", options=QUICK)
+    task = environment.tasks("test")[0]
+    dying = environment.open(task, seed=0)
+    first = dying.start()
+    os.kill(dying._session._author.simulator.process.pid, signal.SIGKILL)
+    with pytest.raises(EnvironmentFailed, match="Java process failed"):
+        dying.act(Action(content="inventory"))
+    dying.close()
+    other = environment.open(task, seed=1)
+    assert other.start().messages == first.messages
+    other.close()
+
+
+def test_a_machine_without_java_is_told_what_to_install(monkeypatch):
+    monkeypatch.setattr(sciworld, "_POOL", sciworld.Pool())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    environment = make("sciworld")
+    with pytest.raises(EnvironmentFailed, match="apt-get install default-jre-headless"):
+        environment.open(environment.tasks("test")[0], seed=0).start()
+
+
+def test_an_unknown_experiment_is_answered_with_the_near_one():
+    with pytest.raises(ConfigError, match="Did you mean 'find-plant'"):
+        make("sciworld", options={"experiments": ["find-plan"]})
+
+
+@pytest.mark.slow
+def test_the_world_passes_its_own_check():
+    report = check(world("sciworld"), num_tasks=3)
+    assert not report.findings, str(report)

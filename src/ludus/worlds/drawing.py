@@ -54,15 +54,19 @@ def draw_split(
     *,
     split: str,
     seed: str,
-    apart: Callable[[dict[str, Any]], str] = lambda task: json.dumps(task, sort_keys=True),
+    apart: Callable[[dict[str, Any]], str] | None,
 ) -> list[dict[str, Any]]:
-    """Distinct tasks of `train`, `dev` or `test`, each drawn without the others. No value of `apart` is in two splits."""
-    rng, distinct, misses = random.Random(f"{seed} {split}"), {}, 0
+    """Distinct tasks of `train`, `dev` or `test`, each drawn without the others.
+
+    apart: no value of it is in two splits; None where what `draw` gives for one split cannot be in another.
+    """
+    rng, misses = random.Random(f"{seed} {split}"), 0
+    distinct: dict[str, dict[str, Any]] = {}
     while len(distinct) < SIZES.get(split, 0) and misses < _PATIENCE:
         task = draw(rng)
         content = json.dumps(task, sort_keys=True)
-        new = content not in distinct and split_of(apart(task), seed=seed) == split
-        if new:
-            distinct[content] = task
-        misses = 0 if new else misses + 1
+        own = apart is None or split_of(apart(task), seed=seed) == split
+        misses = 0 if own and content not in distinct else misses + 1
+        if own:
+            distinct.setdefault(content, task)
     return list(distinct.values())

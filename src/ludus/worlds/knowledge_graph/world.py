@@ -1,0 +1,187 @@
+"""Questions over a knowledge graph, some hops away. Tools make variables `#0`, `#1`, ...; the answer is one of them, said as text.
+
+Answering ends the session: 1 if the variable holds exactly the right things, else 0; the metric `f1` says how near it was. The graph is
+a generated society in this process. With `sparql` and `items` the test split is AgentBench's questions over Freebase at that endpoint.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ludus.environments import Reply, tool
+from ludus.types import ToolCall
+from ludus.worlds.drawing import draw_split
+from ludus.worlds.knowledge_graph.graphs import Graph, Nodes, SocietyGraph, SparqlGraph, TooMany, chosen, largest
+from ludus.worlds.knowledge_graph.questions import draw, read_items
+from ludus.worlds.society import SPLITS, society
+
+_ANSWER = re.compile(r"fin(?:al|d) answer:\s*#(\d{1,4})\b", re.IGNORECASE)
+_LIST_CHARS = 2_000
+
+
+class KnowledgeGraph:
+    """Answer the question with the graph. get_neighbors, intersection, argmax, argmin and count make variables #0, #1, ... in turn;
+    a tool's variable is one of those or an entity of the question. When a variable holds the answer, say without a call:
+    Final Answer: #k"""
+
+    capabilities = ("planning", "reasoning", "tool use")
+
+    def __init__(self, *, sparql: str = "", items: str = "", max_turns: Annotated[int, Field(ge=3)] = 15) -> None:
+        """sparql: the URL of an endpoint that holds Freebase; items: AgentBench's std.json, as test tasks."""
+        if bool(sparql) != bool(items):
+            raise ValueError("sparql and items belong together: items are questions about what the endpoint holds")
+        self.sparql, self.items, self.max_turns = sparql, items, max_turns
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        if self.items and split == "test":
+            return read_items(Path(self.items).expanduser())
+        return _drawn(split) if split in SPLITS else []
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.task, self.entities = task, task["entities"]
+        self.graph: Graph = (
+            SparqlGraph(self.sparql) if task["graph"] == "sparql" else SocietyGraph(society(task["graph"]))
+        )
+        self.variables: list[Nodes] = []
+        self.numbers: set[int] = set()
+        self.played = 0
+        return f"{task['question']}\nentities: {', '.join(self.entities)}"
+
+    @tool
+    def get_relations(self, variable: str) -> Reply:
+        """List the relations that lead on from a variable or entity."""
+        return self._listed(variable, "relations")
+
+    @tool
+    def get_neighbors(self, variable: str, relation: str) -> Reply:
+        """Follow a relation; makes a variable."""
+        nodes = self._nodes(variable)
+        if isinstance(nodes, Reply):
+            return nodes
+        return self._made(lambda: self.graph.neighbours(nodes, relation), nothing=f"nothing by {relation[:60]!r}")
+
+    @tool
+    def intersection(self, variable1: str, variable2: str) -> Reply:
+        """What is in both; makes a variable."""
+        one, other = self._nodes(variable1), self._nodes(variable2)
+        if isinstance(one, Reply):
+            return one
+        if isinstance(other, Reply):
+            return other
+        return self._made(lambda: chosen(one, other), nothing="nothing in both")
+
+    @tool
+    def get_attributes(self, variable: str) -> Reply:
+        """List the attributes by which the things in a variable can be ranked."""
+        return self._listed(variable, "attributes")
+
+    @tool
+    def argmax(self, variable: str, attribute: str) -> Reply:
+        """The things with the highest value; makes a variable."""
+        return self._ranked(variable, attribute, sign=1)
+
+    @tool
+    def argmin(self, variable: str, attribute: str) -> Reply:
+        """The things with the lowest value; makes a variable."""
+        return self._ranked(variable, attribute, sign=-1)
+
+    @tool
+    def count(self, variable: str) -> Reply:
+        """How many things there are; makes a variable."""
+        nodes = self._nodes(variable)
+        if isinstance(nodes, Reply):
+            return nodes
+        self.numbers.add(len(self.variables))
+        self.variables.append((str(len(nodes)),))
+        return Reply(f"#{len(self.variables) - 1}: a number")
+
+    def say(self, text: str) -> Reply:
+        match = _ANSWER.search(text[-1_000:])
+        if match is None:
+            return Reply("call a tool, or say: Final Answer: #k", invalid=True)
+        if int(match[1]) >= len(self.variables):
+            return Reply(f"no variable #{match[1]}", done=True, invalid=True)
+        said, right = set(self.variables[int(match[1])]), set(self.task["answer"])
+        f1 = 2 * len(said & right) / (len(said) + len(right))
+        return Reply("answered", reward=float(said == right), done=True, metrics={"f1": f1})
+
+    def solve(self) -> ToolCall | str:
+        """The gold calls in turn, then the last variable."""
+        calls = self.task["calls"]
+        if self.played >= len(calls):
+            return f"Final Answer: #{len(self.variables) - 1}"
+        name, arguments = calls[self.played]
+        self.played += 1
+        return ToolCall(name, arguments)
+
+    def random_action(self, rng: random.Random) -> ToolCall | str:
+        """Any tool that fits, or any variable as the answer."""
+        if self.variables and rng.random() < 0.2:
+            return f"Final Answer: #{rng.randrange(len(self.variables))}"
+        known = [*self.entities, *(f"#{k}" for k in range(len(self.variables)) if k not in self.numbers)]
+        variable = rng.choice(known)
+        nodes = self._nodes(variable)
+        assert not isinstance(nodes, Reply)
+        attributes = self.graph.attributes(nodes)
+        if attributes and rng.random() < 0.3:
+            return ToolCall(
+                rng.choice(("argmax", "argmin")), {"variable": variable, "attribute": rng.choice(attributes)}
+            )
+        if rng.random() < 0.2:
+            return ToolCall("count", {"variable": variable})
+        relations = self.graph.relations(nodes) or ("none.known",)
+        return ToolCall("get_neighbors", {"variable": variable, "relation": rng.choice(relations)})
+
+    def _nodes(self, variable: str) -> Nodes | Reply:
+        """What a variable or an entity stands for, or why it stands for nothing."""
+        name = variable.strip()
+        ids = self.entities.values()
+        if name in self.entities or name in ids:
+            return (self.entities.get(name, name),)
+        number = re.fullmatch(r"#(\d{1,4})", name)
+        if number is None or int(number[1]) >= len(self.variables):
+            known = [*self.entities, *(f"#{k}" for k in range(len(self.variables)))]
+            return Reply(f"no variable or entity {name[:60]!r}; known: {', '.join(known)[:300]}", invalid=True)
+        if int(number[1]) in self.numbers:
+            return Reply(f"{name} is a number", invalid=True)
+        return self.variables[int(number[1])]
+
+    def _listed(self, variable: str, what: str) -> Reply:
+        nodes = self._nodes(variable)
+        if isinstance(nodes, Reply):
+            return nodes
+        try:
+            text = ", ".join(getattr(self.graph, what)(nodes)) or f"no {what}"
+        except TooMany:
+            return Reply("too many to list", invalid=True)
+        return Reply(text if len(text) <= _LIST_CHARS else text[:_LIST_CHARS] + " [TRUNCATED]")
+
+    def _ranked(self, variable: str, attribute: str, *, sign: int) -> Reply:
+        nodes = self._nodes(variable)
+        if isinstance(nodes, Reply):
+            return nodes
+        return self._made(
+            lambda: largest(self.graph.values(nodes, attribute), sign=sign), nothing=f"nothing has {attribute[:60]!r}"
+        )
+
+    def _made(self, make: Any, *, nothing: str) -> Reply:
+        try:
+            nodes: Nodes = make()
+        except TooMany:
+            return Reply("too many to hold in a variable", invalid=True)
+        if not nodes:
+            return Reply(nothing, invalid=True)
+        self.variables.append(nodes)
+        kind = self.graph.kind(nodes)
+        return Reply(f"#{len(self.variables) - 1}" + (f": instances of {kind}" if kind else ""))
+
+
+@cache
+def _drawn(split: str) -> list[dict[str, Any]]:
+    return draw_split(partial(draw, split=split), split=split, seed="knowledge_graph", apart=None)

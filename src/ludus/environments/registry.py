@@ -35,10 +35,12 @@ BUILT_IN = {
     "wordle": "ludus.worlds.wordle:Wordle",
     "database": "ludus.worlds.database.world:Database",
     "knowledge_graph": "ludus.worlds.knowledge_graph.world:KnowledgeGraph",
+    "search_qa": "ludus.worlds.search_qa.world:SearchQa",
     "textcraft": "ludus.worlds.textcraft.world:Textcraft",
     "shell": "ludus.worlds.shell.world:Shell",
     "babyai": "ludus.worlds.babyai:BabyAI",
     "sciworld": "ludus.worlds.sciworld:SciWorld",
+    "household": "ludus.worlds.household.world:Household",
 }
 
 

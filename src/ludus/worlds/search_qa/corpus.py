@@ -1,0 +1,81 @@
+"""What can be searched: an encyclopaedia of the made-up societies, or a file of the user's.
+
+One document per person, place or work, which tells what belongs to it and names the next ones. The answer to a question of two hops or
+more is therefore in no document that the question itself names.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import ConfigError
+from ludus.worlds.retrieval import Index
+from ludus.worlds.society import SPLITS, Society, society
+
+_SENTENCES = {
+    "person": "{name} was born in {birthplace} in {birth_year}, studied at {university}{teacher}, and is {height_cm} cm tall.",
+    "work": "{name} is a work of {year} by {creator}. Its genre is {genre}{award}. {copies} copies were made.",
+    "city": "{name} is a city in {country}. It was founded in {founded} and has {population} inhabitants.",
+    "university": "{name} is in {city}. It was founded in {founded} and has {students} students.",
+    "award": "The {name} is given by {country} for works of art.",
+    "country": "{name} is a country with an area of {area} square kilometres.",
+    "genre": "{name} is a genre of works of art.",
+}
+_OPTIONAL = {"teacher": " with {} as teacher", "award": ", and it won the {}"}
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    documents: tuple[Document, ...]
+    index: Index
+
+    def search(self, query: str, *, count: int) -> list[Document]:
+        return [self.documents[position] for position in self.index.search(query, count=count)]
+
+
+@cache
+def corpus_of(path: str) -> Corpus:
+    """Of the file, one JSON object a line with `title` and `text`; without one, of all societies together."""
+    documents = tuple(_read(Path(path).expanduser()) if path else _generated())
+    return Corpus(documents, Index((document.title, document.text) for document in documents))
+
+
+def _generated() -> Iterator[Document]:
+    for split in SPLITS:
+        people = society(split)
+        for name, kind in people.types.items():
+            yield Document(name, _SENTENCES[kind].format_map(_facts(people, name)))
+
+
+def _facts(people: Society, name: str) -> dict[str, str]:
+    facts = {"name": name} | {attribute.split(".")[1]: str(value) for attribute, value in people.numbers[name].items()}
+    for relation in people.relations(name):
+        fact = relation.split(".")[1]
+        facts[fact] = _OPTIONAL.get(fact, "{}").format(people.edges[name, relation][0])
+    return dict.fromkeys(_OPTIONAL, "") | facts
+
+
+def _read(path: Path) -> Iterator[Document]:
+    number = 0
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for line in lines:
+                number += 1
+                if line.strip():
+                    plain: dict[str, Any] = json.loads(line)
+                    yield Document(str(plain["title"]), str(plain["text"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"corpus: {str(path)!r}, line {number}: {error!r}. Expected one JSON object a line with title and text"
+        ) from error

@@ -1,0 +1,80 @@
+"""Questions of one to four hops about the made-up societies, and those of a user's file.
+
+`hops` are what to search for, in turn; the answer is the name or the number at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from ludus.errors import ConfigError
+from ludus.worlds.drawing import split_of
+from ludus.worlds.society import RELATIONS, Society, society
+
+_MAX_HOPS = 4
+_ASKED = {
+    "person.birth_year": "In which year was {} born?",
+    "person.height_cm": "How tall is {}, in cm?",
+    "city.founded": "In which year was {} founded?",
+    "city.population": "How many inhabitants has {}?",
+    "work.year": "From which year is {}?",
+    "university.founded": "In which year was {} founded?",
+    "university.students": "How many students has {}?",
+    "country.area": "How many square kilometres has {}?",
+}
+
+
+def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
+    """Follows relations that lead to one thing each, and asks for its name or for a number of it."""
+    people = society(split)
+    while True:
+        start = rng.choice(people.names["work"] + people.names["person"] + people.names["university"])
+        nodes, words = _walk(people, start, hops=rng.randint(1, _MAX_HOPS), rng=rng)
+        if len(nodes) < 2:
+            continue
+        numbers = [attribute for attribute in people.numbers[nodes[-1]] if attribute in _ASKED]
+        if numbers and len(nodes) <= _MAX_HOPS and rng.random() < 0.4:
+            attribute = rng.choice(numbers)
+            question, answer, hops = _ASKED[attribute].format(words), str(people.numbers[nodes[-1]][attribute]), nodes
+        else:
+            question, answer, hops = f"What is {words}?", nodes[-1], nodes[:-1]
+        if answer not in question:
+            return {"category": f"{len(hops)} hops", "question": question, "answers": [answer], "hops": hops}
+
+
+def _walk(people: Society, start: str, *, hops: int, rng: random.Random) -> tuple[list[str], str]:
+    nodes, words = [start], start
+    while len(nodes) <= hops:
+        onward = [relation for relation in people.relations(nodes[-1]) if RELATIONS[relation].single]
+        if not onward:
+            break
+        relation = rng.choice(onward)
+        nodes.append(people.edges[nodes[-1], relation][0])
+        words = RELATIONS[relation].phrase.format(words)
+    return nodes, words
+
+
+def read_questions(path: Path, split: str) -> list[dict[str, Any]]:
+    """One JSON object a line: question, answers, and perhaps id, split and hops. Without a split, the question's own text decides."""
+    number = 0
+    found: list[dict[str, Any]] = []
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                plain = json.loads(line)
+                question, answers = str(plain["question"]), [str(answer) for answer in plain["answers"]]
+                if plain.get("split", split_of(question, seed="search_qa")) == split:
+                    task = {"id": str(plain.get("id", number)), "question": question, "answers": answers}
+                    found.append(task | {"hops": [str(hop) for hop in plain.get("hops", [question])]})
+                if not answers:
+                    raise ValueError("no answers")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"questions: {str(path)!r}, line {number}: {error!r}. Expected one JSON object a line with question and answers"
+        ) from error
+    return found

@@ -120,27 +120,32 @@ def test_eval_prints_success_with_counts_and_intervals(ludus, run_file):
 # ------------------------------------------------------------------------------------------------ stopped from outside
 
 
-def started(run_file: Path, folder: RunFolder, *, steps: int) -> subprocess.Popen:
-    """`ludus train` in a process of its own, after its first `steps` steps."""
-    command = [
-        sys.executable,
-        "-c",
-        "from ludus.cli.main import main; main()",
-        "train",
-        str(run_file),
-        "pipeline.steps=1000000",
-    ]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-    give_up = time.monotonic() + PATIENCE_S
-    while len(folder.metrics(report=lambda _: None)) < steps:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < give_up
-        time.sleep(0.05)
-    return process
+@pytest.fixture
+def started():
+    """`ludus train` in a process of its own, after its first `steps` steps; gone when the test is."""
+    processes: list[subprocess.Popen] = []
+
+    def start(run_file: Path, folder: RunFolder, *, steps: int) -> subprocess.Popen:
+        entry = "from ludus.cli.main import main; main()"
+        command = [sys.executable, "-c", entry, "train", str(run_file), "pipeline.steps=1000000"]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        processes.append(process)
+        give_up = time.monotonic() + PATIENCE_S
+        while len(folder.metrics(report=lambda _: None)) < steps:
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
-def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(ludus, run_file, tmp_path):
+def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(ludus, started, run_file, tmp_path):
     folder = RunFolder(tmp_path / "runs" / "r")
     process = started(run_file, folder, steps=2)
     process.send_signal(signal.SIGINT)
@@ -155,7 +160,7 @@ def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(
     assert [line["step"] for line in folder.metrics()] == list(range(1, reached + 3))
 
 
-def test_a_second_signal_stops_at_once_and_what_was_finished_can_be_read(run_file, tmp_path):
+def test_a_second_signal_stops_at_once_and_what_was_finished_can_be_read(started, run_file, tmp_path):
     folder = RunFolder(tmp_path / "runs" / "r")
     process = started(run_file, folder, steps=1)
     process.send_signal(signal.SIGTERM)
@@ -167,7 +172,7 @@ def test_a_second_signal_stops_at_once_and_what_was_finished_can_be_read(run_fil
     assert list(folder.read_trajectories(report=lambda _: None))
 
 
-def test_promise_7_after_kill_9_finished_trajectories_are_there_and_the_run_resumes(ludus, run_file, tmp_path):
+def test_promise_7_after_kill_9_finished_trajectories_are_there_and_the_run_resumes(ludus, started, run_file, tmp_path):
     run_file.write_text(run_file.read_text().replace("checkpoint_every = 0", "checkpoint_every = 2"))
     folder = RunFolder(tmp_path / "runs" / "r")
     process = started(run_file, folder, steps=5)

@@ -6,6 +6,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -74,10 +75,11 @@ class ChatStub:
 
             def answer(self, answer: dict[str, Any], status: int = 200) -> None:
                 data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
+                with suppress(OSError):  # whoever asked may have been killed
+                    self.send_response(status)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data)
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -102,7 +102,7 @@ def warm_up(case: Case, *, folder: Path) -> str:
     _quietly()
     corpus = asyncio.run(said())
     blank = make_tiny(folder / "blank", corpus=corpus, seed=0, vocab_size=512, layers=2, hidden=64, context=1024)
-    sft = {"mistakes": 0.6, "num_trajectories": 256, "steps": 60, "batch_tokens": 4096, "lr": 5e-3} | dict(case.warm)
+    sft = {"num_trajectories": 512, "steps": 160, "batch_tokens": 4096, "lr": 3e-3} | dict(case.warm)
     config = run_config(case, folder=folder, model=str(blank), name="warm", seed=0, sections={"sft": sft})
     return str(asyncio.run(cloning.sft(config))["export"])
 

@@ -41,8 +41,8 @@ class Anywhere(Corridor):
 
 ANYWHERE = {"anywhere": {"source": f"{__file__}:Anywhere", "options": {"length": 12}}}
 SHORT, MIDDLE, LONG = 4, 10, 22
-POOR = {"mistakes": 0.7}
-"""The player who is cloned first is right in 13 turns of 20."""
+POOR = {"mistakes": 0.8}
+"""The player who is cloned first is right in six turns of ten."""
 
 CASES = (
     Case(
@@ -65,9 +65,9 @@ CASES = (
         arms={
             f"fixed {LONG}": {},
             f"fixed {SHORT}": {"horizons": {"anywhere": {"turns": [SHORT], "every": 1}}},
-            f"{SHORT}, {MIDDLE}, {LONG}": {"horizons": {"anywhere": {"turns": [SHORT, MIDDLE, LONG], "every": 6}}},
+            f"{SHORT}, {MIDDLE}, {LONG}": {"horizons": {"anywhere": {"turns": [SHORT, MIDDLE, LONG], "every": 4}}},
         },
-        budgets=(4000, 8000),
+        budgets=(2500, 5000),
         unit="turns",
     ),
     Case(
@@ -79,7 +79,7 @@ CASES = (
             "all groups": {"algorithm": {"filter": "none"}},
             "top quarter": {"algorithm": {"filter": "top_share", "filter_share": 0.25}},
         },
-        budgets=(256, 512, 1024),
+        budgets=(128, 256, 512),
     ),
     Case(
         name="level_replay",
@@ -87,7 +87,7 @@ CASES = (
         environments=ANYWHERE,
         warm=POOR,
         arms={"uniform": {}, "replay": {"curriculum": {"tasks": "replay"}}},
-        budgets=(256, 512, 1024),
+        budgets=(128, 256, 512),
     ),
     Case(
         name="gigpo",
@@ -96,7 +96,7 @@ CASES = (
         warm=POOR,
         sections={"algorithm": {"filter": "none"}},
         arms={"group": {}, "gigpo": {"algorithm": {"advantage": "gigpo", "discount": 0.95}}},
-        budgets=(256, 512, 1024),
+        budgets=(128, 256, 512),
     ),
     Case(
         name="archer",
@@ -104,7 +104,7 @@ CASES = (
         environments=ANYWHERE,
         warm=POOR,
         arms={"group": {}, "archer": {}},
-        budgets=(256, 512, 1024),
+        budgets=(128, 256, 512),
         preset="archer",
     ),
 )

@@ -59,7 +59,7 @@ CASES = (
             "corridor": {"options": {"length": 8, "start": 3, "coin": 0.0}},
             "loud": {"source": f"{__file__}:Loud"},
         },
-        warm={"mistakes": 0.8},
+        warm={"mistakes": 0.7},
         sections={"algorithm": {"normalise": "none"}, "trainer": {"lr": 1e-3}},
         arms={
             "mean-centred": {},

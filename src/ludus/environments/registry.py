@@ -36,6 +36,7 @@ BUILT_IN = {
     "database": "ludus.worlds.database.world:Database",
     "knowledge_graph": "ludus.worlds.knowledge_graph.world:KnowledgeGraph",
     "search_qa": "ludus.worlds.search_qa.world:SearchQa",
+    "webshop": "ludus.worlds.webshop.world:Webshop",
     "textcraft": "ludus.worlds.textcraft.world:Textcraft",
     "shell": "ludus.worlds.shell.world:Shell",
     "babyai": "ludus.worlds.babyai:BabyAI",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -46,7 +46,10 @@ class Textcraft:
     ) -> None:
         """recipes: a folder of recipe files, empty for our own; depths: of the goals; distractors: recipes listed without need."""
         self.recipes, self.depths, self.distractors, self.max_turns = recipes, depths, distractors, max_turns
-        self.book = book_of(recipes)
+
+    @cached_property
+    def book(self) -> Book:
+        return book_of(self.recipes)
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         """Every goal belongs to one split, by its name."""

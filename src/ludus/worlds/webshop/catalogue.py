@@ -1,0 +1,82 @@
+"""Products, goals and the index over them. A goal says what to buy; a product says what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ludus.worlds.retrieval import Index
+
+
+@dataclass(frozen=True)
+class Product:
+    """`category` is the path through the shop's departments, `query` the search that the shop files it under."""
+
+    asin: str
+    title: str
+    category: tuple[str, ...]
+    query: str
+    price: float
+    attributes: tuple[str, ...]
+    options: dict[str, tuple[str, ...]]
+    description: str
+    features: tuple[str, ...]
+
+    @cached_property
+    def text(self) -> str:
+        """All that can be read about it, for matching."""
+        return " ".join((self.title, *self.features, self.description)).lower()
+
+
+@dataclass(frozen=True)
+class Goal:
+    asin: str
+    instruction: str
+    attributes: tuple[str, ...]
+    options: tuple[str, ...]
+    price_upper: float
+
+    def plain(self, category: str) -> dict[str, Any]:
+        return {
+            "category": category,
+            "instruction": self.instruction,
+            "asin": self.asin,
+            "attributes": list(self.attributes),
+            "options": list(self.options),
+            "price_upper": self.price_upper,
+        }
+
+    @staticmethod
+    def read(plain: dict[str, Any]) -> Goal:
+        attributes, options = tuple(plain["attributes"]), tuple(plain["options"])
+        return Goal(plain["asin"], plain["instruction"], attributes, options, plain["price_upper"])
+
+
+@dataclass(frozen=True, eq=False)
+class Catalogue:
+    """`goals` are those that come with the products; empty where goals are drawn."""
+
+    products: dict[str, Product]
+    goals: tuple[Goal, ...] = ()
+    index: Index = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", Index((p.title, _body(p)) for p in self.products.values()))
+
+    @cached_property
+    def order(self) -> tuple[str, ...]:
+        return tuple(self.products)
+
+    def search(self, keywords: str, *, count: int) -> list[Product]:
+        return [self.products[self.order[position]] for position in self.index.search(keywords, count=count)]
+
+
+def make_catalogue(products: Iterable[Product], goals: Iterable[Goal] = ()) -> Catalogue:
+    return Catalogue({product.asin: product for product in products}, tuple(goals))
+
+
+def _body(product: Product) -> str:
+    values = (value for found in product.options.values() for value in found)
+    return " ".join((*product.category, product.query, *product.attributes, *product.features, *values))

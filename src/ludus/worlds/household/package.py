@@ -1,0 +1,71 @@
+"""What the alfworld package ships and we build on, read from its files. Promise: alfworld itself is not imported.
+
+Importing it makes a folder in the user's home and sets ALFWORLD_DATA, which says where the official games are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ludus.errors import EnvironmentFailed
+
+
+@cache
+def folder() -> Path:
+    for name in ("alfworld", "textworld", "fast_downward"):
+        if importlib.util.find_spec(name) is None:
+            raise EnvironmentFailed(f'household needs {name}, which is not installed: pip install "ludus[worlds]"')
+    spec = importlib.util.find_spec("alfworld")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
+
+
+@cache
+def constants() -> ModuleType:
+    """Which classes of things exist, what fits where, and what can be cleaned, heated, cooled, sliced."""
+    return _module("gen/constants.py")
+
+
+def goal(kind: str) -> dict[str, Any]:
+    """`pddl`, a formula, and `templates`, sentences, of a kind of task."""
+    found: dict[str, Any] = _goals().gdict[kind]
+    return found
+
+
+@cache
+def domain() -> str:
+    return (folder() / "data" / "alfred.pddl").read_text()
+
+
+@cache
+def grammar() -> str:
+    return (folder() / "data" / "alfred.twl2").read_text()
+
+
+@cache
+def floor_plan(number: int) -> tuple[tuple[str, ...], dict[str, list[float]]]:
+    """Classes of the things in a room, and where one stands to use each receptacle that has a place: x, y, turn, tilt."""
+    layouts = folder() / "gen" / "layouts"
+    classes = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
+    places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
+    return tuple(sorted(set(classes))), dict(sorted(places.items()))
+
+
+@cache
+def _goals() -> ModuleType:
+    return _module("gen/goal_library.py")
+
+
+def _module(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"_alfworld_{Path(path).stem}", folder() / path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus.worlds.database.store import SqliteStore, Table
+from ludus.worlds.drawing import split_of
 
 _FIRST = "Ada Ben Cleo Dan Eva Finn Gita Hugo Ines Jan Kira Leo Mona Nils Olga Paul Rosa Sam Tara Ugo Vera Wim Yara Zoe"
 _LAST = "Abel Brandt Costa Dahl Engel Fuchs Grau Holm Ivers Jensen Keller Lund Moreau Novak Ortiz Petit Quist Roth Sato Tanner Vogel Weber"
@@ -19,6 +20,8 @@ _ADJECTIVES = (
     "Silent Golden Broken Hidden Northern Crimson Gentle Distant Wild Paper Copper Silver Winter Summer Midnight Velvet"
 )
 _NOUNS = "River Garden Tower Harbour Forest Mirror Lantern Bridge Orchard Meadow Island Compass Valley Window Feather Engine Market"
+_PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
+_THINGS = [f"{adjective} {noun}" for adjective in _ADJECTIVES.split() for noun in _NOUNS.split()]
 
 
 @dataclass(frozen=True)
@@ -363,16 +366,21 @@ def _delete_over_join(s: Scene) -> Asked:
     )
 
 
+_TEMPLATES = SELECTS | WRITES
+_KINDS = (*SELECTS, *WRITES, *WRITES)
+"""Of changes there are fewer templates."""
 _ONE_ANSWER = {"largest", "second", "commonest", "busiest"}
 """Where a tie would leave open what is meant."""
 
 
-def draw(rng: random.Random) -> dict[str, Any]:
-    """A task: category, question, tables, gold SQL and, for a question, its answers."""
+def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
+    """A task: category, question, tables, gold SQL and, for a question, its answers. Its question is in no other split."""
     while True:
-        kind = rng.choice(list(SELECTS) + 2 * list(WRITES))  # writes have fewer templates
+        kind = rng.choice(_KINDS)
         scene = _scene(rng)
-        question, sql = (SELECTS | WRITES)[kind](scene)
+        question, sql = _TEMPLATES[kind](scene)
+        if split_of(question, seed="database") != split:
+            continue
         answers = _answers(scene.tables, sql) if kind in SELECTS else ["done"]
         if kind in SELECTS and not _fair(answers, single=kind in _ONE_ANSWER):
             continue
@@ -418,9 +426,7 @@ def _scene(rng: random.Random) -> Scene:
 
 
 def _table(side: Side, count: int, *, rng: random.Random, foreign: str = "", num_parents: int = 0) -> Table:
-    names: dict[str, None] = {}
-    while len(names) < count:
-        names[_title(rng, people=side.people)] = None
+    names = rng.sample(_PEOPLE if side.people else _THINGS, count)
     columns = [(f"{side.one}_id", "INTEGER"), ("name", "VARCHAR(80)")]
     columns += [(foreign, "INTEGER")] if foreign else []
     columns += [(text, "VARCHAR(80)") for text in side.texts] + [(number, "INTEGER") for number in side.numbers]
@@ -433,5 +439,4 @@ def _table(side: Side, count: int, *, rng: random.Random, foreign: str = "", num
 
 
 def _title(rng: random.Random, *, people: bool) -> str:
-    one, other = (_FIRST, _LAST) if people else (_ADJECTIVES, _NOUNS)
-    return f"{rng.choice(one.split())} {rng.choice(other.split())}"
+    return rng.choice(_PEOPLE if people else _THINGS)

@@ -14,14 +14,14 @@ from typing import Any
 
 import httpx
 
-from ludus.sandboxes import detect
-from tests.chaos.schedule import Kill, Victim
+from ludus.sandboxes import cgroups, detect
+from ludus.sandboxes.lease import home_of
+from tests.chaos.schedule import SERVICES, Kill, Victim
 
 ROOT = Path(__file__).parents[2]
 READY_S = 60.0
 SLOTS = 6
 HOSTED = {"worker 0": ("Plain", "Boxed"), "worker 1": ("Plain", "Penned")}
-SERVICES: tuple[Victim, ...] = ("controller", "worker 0", "worker 1", "client")
 
 
 class Plane:
@@ -167,14 +167,19 @@ class Plane:
 
     def leftovers(self) -> list[int]:
         """Processes that were started by us, by those we started, or in their sandboxes, and are still alive."""
-        mark, state = f"CHAOS_MARK={self.mark}".encode(), f"LUDUS_STATE={self.state}".encode()
+        mark, sandbox = f"CHAOS_MARK={self.mark}".encode(), f"LUDUS_SANDBOX={home_of(self.state)}-".encode()
         alive = [process.pid for process in self.running.values()]
 
         def is_ours(pid: int) -> bool:
             environ = environ_of(pid).split(b"\0")
-            return mark in environ or state in environ or self.sleeps(pid)
+            return mark in environ or any(each.startswith(sandbox) for each in environ) or self.sleeps(pid)
 
         return [pid for pid in pids() if pid not in alive and is_ours(pid)]
+
+    def sandboxes_left(self) -> list[str]:
+        """Labels, folders, leases and control groups. A lease that was just being taken has a hidden name, and holds nothing."""
+        files = [file for name in ("labels", "folders", "leases") for file in (self.state / name).glob("[!.]*")]
+        return [*map(str, files), *cgroups.leftovers(home_of(self.state))]
 
 
 def wait_until(fact: Callable[[], Any], patience_s: float, what: str) -> None:

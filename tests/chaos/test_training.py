@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from ludus.config import RunConfig, dump_config
-from ludus.sandboxes import cgroups, reaper
-from ludus.sandboxes.lease import home_of
+from ludus.sandboxes import reaper
 from ludus.store.run_folder import RunFolder
 from ludus.types import Stop, Trajectory
 from tests.chaos.plane import Plane, descendants, kill_process, wait_until, words_of
@@ -118,5 +117,4 @@ def must_count_failures(folder: RunFolder, failed: list[Trajectory]) -> None:
 def nothing_may_be_left(plane: Plane) -> None:
     wait_until(lambda: plane.leftovers() == [], PATIENCE_S / 6, "no process is left")
     reaper.sweep(plane.state)  # the run may end before the worker that came in place of the killed one does so
-    assert [str(each) for name in ("labels", "folders", "leases") for each in (plane.state / name).iterdir()] == []
-    assert cgroups.leftovers(home_of(plane.state)) == {}
+    assert plane.sandboxes_left() == []

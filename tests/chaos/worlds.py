@@ -11,7 +11,7 @@ import time
 from ludus.environments import Reply
 
 TURNS = 4
-LONGEST_TURN_S = 0.15
+LONGEST_TURN_S = 0.25
 NAMES = ("plain", "boxed", "penned")
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import torch
 
+from ludus.config import EngineConfig, ModelConfig
 from ludus.engines.server import ServerEngine
 from ludus.models.load import load_model, load_tokenizer
 from ludus.rollout.chat import Chat
@@ -123,3 +124,30 @@ def test_ludus_eval_plays_a_server_and_gets_what_the_embedded_engine_gets(url, s
         return [row["num_trajectories"] for row in report["environments"]], report["mean_success"]
 
     assert success("there", kind="server", url=url) == success("here", deterministic=True)
+
+
+def test_the_same_model_plays_the_same_in_text_as_in_tokens(url, small_model, tmp_path):
+    """Greedy, so that only what is said can differ: the endpoint renders and reads a chat as training does."""
+    from ludus.launch.evaluating import evaluate_model
+    from ludus.store.run_folder import RunFolder
+
+    def actions(name, **engine):
+        greedy = {"num_tasks": 4, "temperature": 0.0}
+        config = make_config(tmp_path, small_model, name=name, evaluation=greedy)
+        config = config.model_copy(update={"engine": EngineConfig(url=url, **engine)})
+        if engine["kind"] == "chat":
+            config = config.model_copy(update={"model": ModelConfig()})
+        asyncio.run(evaluate_model(config))
+        played = [each.trajectory for each in RunFolder(config.folder).read_trajectories()]
+        said = {each.task.id: [_spoken(turn.action) for turn in each.turns] for each in played}
+        return said, [bool(each.sequences) for each in played], {each.stop for each in played}
+
+    in_tokens, in_text = actions("tokens", kind="server"), actions("text", kind="chat")
+    assert in_tokens[0] == in_text[0]
+    assert in_tokens[2] == in_text[2]
+    assert all(in_tokens[1])
+    assert not any(in_text[1]), "text has nothing to train on"
+
+
+def _spoken(action):
+    return [(call.name, dict(call.arguments)) for call in action.tool_calls] or "no call"

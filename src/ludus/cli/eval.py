@@ -145,18 +145,18 @@ def print_report(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ludus.evaluation.page import interval, rate
+    from ludus.evaluation.page import rate
 
     table = Table(title="Success on held-out tasks (95 % interval)")
-    for column in ("environment", "success", "reward", "turns", "unscored", "n"):
-        table.add_column(column, justify="left" if column == "environment" else "right")
+    table.add_column("environment")
+    for column in ("success", "reward", "turns", "unscored", "n"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in report["environments"]:
-        numbers = [
-            row[key] for key in ("success", "success_low", "success_high", "reward", "reward_low", "reward_high")
+        success = rate(row["success"], row["success_low"], row["success_high"])
+        means = [
+            "" if row[key] is None else format(row[key], form) for key, form in (("reward", ".2f"), ("turns", ".1f"))
         ]
-        turns = "" if row["turns"] is None else f"{row['turns']:.1f}"
-        counts = (str(row["num_unscored"]), str(row["num_trajectories"]))
-        table.add_row(row["environment"], rate(*numbers[:3]), interval(*numbers[3:]), turns, *counts)
+        table.add_row(row["environment"], success, *means, str(row["num_unscored"]), str(row["num_trajectories"]))
     num = sum(row["num_trajectories"] for row in report["environments"])
     table.add_row("mean", rate(*report["mean_success"]), "", "", "", str(num), style="bold")
     Console().print(table)

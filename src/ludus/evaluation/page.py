@@ -166,7 +166,10 @@ def interval(value: float | None, low: float | None, high: float | None, *, sign
     if not _known(value):
         return "not known"
     form = "+.2f" if sign else ".2f"
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if _known(low) and _known(high) else f"{value:{form}}"
+    spread = (
+        _known(low) and _known(high) and low != high
+    )  # all alike, or a single task: no spread was seen, and none is claimed
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if spread else f"{value:{form}}"
 
 
 def _share(value: float | None) -> str:

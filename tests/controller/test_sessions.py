@@ -283,6 +283,28 @@ def test_calls_and_renewals_keep_a_lease():
     assert play(scene_of) == {"called", "renewed"}
 
 
+class SlowToOpen(FakeEnvironment):
+    def open(self, task, *, seed):
+        time.sleep(0.4)
+        return super().open(task, seed=seed)
+
+
+def test_a_lease_begins_when_the_session_is_open_for_nobody_can_renew_it_before():
+    async def scene():
+        ended = []
+        client = LocalClient([SlowToOpen()])
+        sessions = Sessions(client, slots=1, on_ended=ended.append)
+        task = Task("fake/train/0", "fake", "train", {"words": ["red"]})
+        await sessions.open(OpenHere("s1", KEY, Open(task=task, seed=0, request_id="r", lease_s=0.1), client="me"))
+        assert (len(sessions), ended) == (1, [])
+        async with asyncio.timeout(20):
+            await sessions.empty()
+        await client.close()
+        return [each.cause for each in ended]
+
+    assert asyncio.run(scene()) == ["lease"]
+
+
 def test_a_lease_that_runs_out_during_an_act_ends_it():
     async def scene_of(scene):
         await scene.started(lease_s=0.2)

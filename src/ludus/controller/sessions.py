@@ -156,7 +156,8 @@ class LiveSession:
         """Of each kind of call the last one: which it was, and the task that has or will have its answer."""
         self._shutting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._lease_until = self._loop.time() + here.open.lease_s
+        # nobody can renew it before it is open; what opens it keeps to timeout_s
+        self._lease_until = self._loop.time() + here.open.timeout_s + here.open.lease_s
         self._lease = self._loop.call_at(self._lease_until, self._check_lease)
         self._limit = self._loop.call_later(here.open.session_timeout_s, self._out_of_time)
         self._busy: asyncio.Task[Any] = asyncio.create_task(self._open())
@@ -270,6 +271,10 @@ class LiveSession:
                 self._forget_timers()
                 self._ended(self, None if self._num_asking else self._unopened(error))
             raise
+        if self._ending is None:
+            self._lease.cancel()
+            self.renew()
+            self._lease = self._loop.call_at(self._lease_until, self._check_lease)
 
     def _unopened(self, error: BaseException) -> Ended:
         """For a controller that has taken the place of the one that asked: it was told that this session runs."""

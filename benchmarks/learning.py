@@ -52,7 +52,7 @@ CASES = (
         warm=POOR,
         arms={
             "current policy alone": {},
-            "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 10}},
+            "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 4}},
         },
         budgets=(256, 512, 1024),
         outcomes=("success", "states"),

@@ -28,7 +28,8 @@ from typing import Any, Literal
 from ludus.evaluation.statistics import clustered_mean
 
 PRESETS = Path(__file__).parents[1] / "configs" / "presets"
-FIRST_SEED = 1
+FIRST_SEED = 101
+"""Seed 1 chose worlds, budgets and learning rates; what is reported has not been seen then."""
 Sections = Mapping[str, Mapping[str, Any]]
 
 

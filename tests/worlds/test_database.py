@@ -1,6 +1,8 @@
 import json
 import os
+import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -311,7 +313,11 @@ def test_a_session_on_mariadb_has_a_database_of_its_own_which_goes_with_it(maria
 @needs_mariadb
 def test_generated_tasks_are_solved_on_mariadb_too(mariadb):
     pytest.importorskip("pymysql")
-    environment = make("database", options={"url": mariadb[0]})
+    assert_solved_at(mariadb[0])
+
+
+def assert_solved_at(url):
+    environment = make("database", options={"url": url})
     tasks = {task.data["category"]: task for task in world("database").tasks("test")}
     for task in list(tasks.values())[::4]:
         session = environment.open(task, seed=0)
@@ -325,8 +331,10 @@ def test_generated_tasks_are_solved_on_mariadb_too(mariadb):
 @pytest.mark.slow
 @needs_mariadb
 @needs_dbbench
-def test_mariadb_reproduces_197_of_200_hashes_of_gold_writes(mariadb):
+def test_mariadb_reproduces_197_of_200_hashes_of_gold_writes(mariadb, request):
     pytest.importorskip("pymysql")
+    if request.config.option.markexpr != "slow":
+        pytest.skip("makes 200 databases; run with -m slow")
     environment = make("database", options={"url": mariadb[0], "dbbench": str(DBBENCH)})
     tasks = [(i, task) for i, task in enumerate(environment.tasks("test")) if "hash" in task.data]
     lost = set()
@@ -354,6 +362,85 @@ def test_a_server_that_goes_away_fails_the_session_and_no_reward_is_given(mariad
     store.close()
     with pytest.raises(EnvironmentFailed, match="no connection"):
         open_server(url, [PETS])
+
+
+@pytest.fixture(scope="module")
+def postgres():
+    pytest.importorskip("psycopg")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not programs or not _has_user("postgres"):
+        pytest.skip("no PostgreSQL")
+    folder = Path(tempfile.mkdtemp(prefix="ludus-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    shutil.chown(folder, "postgres")  # it refuses to run as root
+    initdb, owner = (
+        programs[-1],
+        {"user": "postgres", "cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL},
+    )
+    subprocess.run([initdb, "-D", folder / "data", "-A", "trust", "-U", "postgres", "--no-sync"], check=True, **owner)
+    command = [initdb.with_name("postgres"), "-D", folder / "data", "-k", folder, "-c", "listen_addresses=", "-F"]
+    server = subprocess.Popen(command, **owner)
+    try:
+        ready = [initdb.with_name("pg_isready"), "-q", "-h", folder]
+        for _ in range(200):
+            if subprocess.run(ready).returncode == 0:
+                break
+            time.sleep(0.05)
+        yield f"postgresql://postgres@/postgres?host={folder}"
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_user(name):
+    try:
+        return bool(pwd.getpwnam(name))
+    except KeyError:
+        return False
+
+
+def test_a_session_on_postgresql_has_a_database_of_its_own_which_goes_with_it(postgres, monkeypatch):
+    monkeypatch.setattr("ludus.worlds.database.servers.QUERY_S", 0.3)
+    one, other = open_server(postgres, [PETS]), open_server(postgres, [PETS])
+    assert one.execute("SELECT name FROM pets WHERE age > 3") == "name\nTom"
+    assert one.execute("INSERT INTO pets VALUES ('Ida', 1)") == "ok"
+    assert one.rows("pets") == [("Rex", 3), ("Tom", 5), ("Ida", 1)]
+    assert one.execute("SELECT name FROM pets WHERE age > 99") == "(no rows)"
+    assert one.execute("DROP TABLE pets").startswith("ok")
+    assert one.rows("pets") is None
+    assert other.rows("pets") == [("Rex", 3), ("Tom", 5)]
+    for query in (
+        f"DROP DATABASE {other._own}",
+        "selec",
+        "SELECT 1; SELECT 2",
+        "SELECT '\0'",
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+    ):
+        with pytest.raises(QueryRefused):
+            one.execute(query)
+    with pytest.raises(QueryRefused, match="takes too long"):
+        one.execute("SELECT pg_sleep(20)")
+    flood = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x, repeat('x', 1000) FROM n"
+    assert one.execute(flood).endswith("[TRUNCATED]")
+    assert one.execute("SELECT 1 AS one") == "one\n1"
+    one.close()
+    names = other._admin.execute("SELECT datname FROM pg_database WHERE datname LIKE 'ludus%'").fetchall()
+    assert names == [(other._own,)]
+    other.close()
+
+
+def test_generated_tasks_are_solved_on_postgresql_too(postgres):
+    assert_solved_at(postgres)
+
+
+def test_a_postgresql_session_that_is_cut_off_fails_and_is_not_scored(postgres):
+    store = open_server(postgres, [PETS])
+    store._admin.execute(f"SELECT pg_terminate_backend({store._session.info.backend_pid})")
+    with pytest.raises(EnvironmentFailed, match="went away"):
+        store.execute("SELECT 1")
+    with pytest.raises(EnvironmentFailed):
+        store.rows("pets")
+    store.close()
 
 
 def test_an_unknown_kind_of_server_is_refused():

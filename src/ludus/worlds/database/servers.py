@@ -6,6 +6,7 @@ rows beyond what the model is shown are not fetched; a server that goes away fai
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -123,14 +124,14 @@ class MariaStore:
 class PostgresStore:
     def __init__(self, url: str, tables: Sequence[Table]) -> None:
         self._pg = _imported("psycopg")
-        self._own, password = f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
+        self._url, self._own, self._password = url, f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
         with _reaching(url):
             self._admin = self._pg.connect(url, autocommit=True)
         try:
-            self._admin.execute(f"CREATE ROLE {self._own} LOGIN PASSWORD '{password}'")
+            self._admin.execute(f"CREATE ROLE {self._own} LOGIN PASSWORD '{self._password}'")
             self._admin.execute(f"GRANT {self._own} TO CURRENT_USER")
             self._admin.execute(f"CREATE DATABASE {self._own} OWNER {self._own}")
-            self._session = self._pg.connect(url, dbname=self._own, user=self._own, password=password, autocommit=True)
+            self._session = self._connected()
             self._fill(tables)
         except Exception as error:
             self.close()
@@ -139,13 +140,7 @@ class PostgresStore:
     def execute(self, query: str) -> str:
         try:
             with self._limited(), self._session.cursor() as cursor:
-                rows = cursor.stream(query)
-                first = next(rows, None)
-                if cursor.description is None:
-                    return written(cursor.rowcount)
-                names = [column.name for column in cursor.description]
-                with _closing(rows):
-                    return shown(names, _chained(first, rows))
+                return self._streamed(cursor, query)
         except self._pg.errors.QueryCanceled:
             raise QueryRefused(_TOO_LONG) from None
         except self._pg.Error as error:
@@ -154,6 +149,37 @@ class PostgresStore:
             raise QueryRefused(one_line(str(error))) from None
         except (ValueError, OverflowError) as error:
             raise QueryRefused(one_line(str(error))) from None
+        finally:
+            if self._session.info.transaction_status == self._pg.pq.TransactionStatus.ACTIVE:
+                self._again()  # a COPY waits for data that nobody sends
+
+    def _streamed(self, cursor: Any, query: str) -> str:
+        rows = cursor.stream(query)
+        try:
+            first = next(rows, None)
+        except self._pg.ProgrammingError as error:
+            if error.sqlstate is not None or self._session.info.transaction_status:
+                raise
+            return "ok"  # not the server's complaint but the client's: a statement without rows has nothing to stream
+        if first is None:
+            return "(no rows)"
+        text = shown([column.name for column in cursor.description], itertools.chain((first,), rows))
+        if text.endswith("[TRUNCATED]"):
+            self._again()  # before the rows are closed, which would read all that are left
+        rows.close()
+        return text
+
+    def _connected(self) -> Any:
+        own = {"dbname": self._own, "user": self._own, "password": self._password}
+        return self._pg.connect(self._url, **own, autocommit=True)
+
+    def _again(self) -> None:
+        """A new connection; the old one and what it is doing are ended."""
+        try:
+            self._session.close()
+            self._session = self._connected()
+        except self._pg.Error as error:
+            raise EnvironmentFailed(f"database: the server went away: {error}") from error
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
         try:
@@ -189,20 +215,6 @@ class PostgresStore:
             yield
         finally:
             timer.cancel()
-
-
-def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    if first is not None:
-        yield first
-        yield from rest
-
-
-@contextmanager
-def _closing(rows: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        rows.close()
 
 
 @contextmanager

@@ -1,8 +1,11 @@
 """Players of worlds for the tests next to this: the solver, with as many mistakes as wanted."""
 
 import json
+import os
 import random
 from functools import cache
+
+import pytest
 
 from ludus.environments import make
 from ludus.environments.registry import BUILT_IN
@@ -10,6 +13,8 @@ from ludus.environments.registry import BUILT_IN
 HEAVY = ("shell", "babyai", "sciworld", "household", "browser")
 """Worlds that need a sandbox or other people's packages: what holds for all worlds is tested in their own files."""
 PLAIN = tuple(name for name in BUILT_IN if name not in HEAVY)
+
+patient = pytest.mark.skipif(not os.environ.get("LUDUS_SLOW"), reason="takes a minute: LUDUS_SLOW=1 runs it")
 
 
 @cache

@@ -12,7 +12,7 @@ from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, ToolCall
 from ludus.worlds.household import rooms
 from ludus.worlds.household.world import FOLDERS
-from tests.worlds.playing import contents, play, won, world
+from tests.worlds.playing import contents, patient, play, won, world
 
 
 def generated():
@@ -38,7 +38,7 @@ def official(tmp_path, monkeypatch):
 
 
 QUICK = ("look_at_obj_in_light", "pick_heat_then_place_in_recep", "pick_two_obj_and_place")
-OTHERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in rooms.KINDS if kind not in QUICK]
+OTHERS = [pytest.param(kind, marks=patient) for kind in rooms.KINDS if kind not in QUICK]
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *OTHERS])
@@ -129,7 +129,7 @@ def test_the_users_home_and_variables_are_left_alone(tmp_path):
     assert not list(tmp_path.rglob("alfworld"))
 
 
-@pytest.mark.slow
+@patient
 def test_the_world_passes_its_own_check():
     report = check(generated(), num_tasks=2)
     assert not report.findings, str(report)

@@ -14,7 +14,7 @@ from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action
 from ludus.worlds import sciworld
 from ludus.worlds.sciworld import SHORT, VARIATIONS, variations
-from tests.worlds.playing import contents, world
+from tests.worlds.playing import contents, patient, world
 
 QUICK = {"experiments": ("lifespan-longest-lived",)}
 
@@ -109,7 +109,7 @@ def test_an_unknown_experiment_is_answered_with_the_near_one():
         make("sciworld", options={"experiments": ["find-plan"]})
 
 
-@pytest.mark.slow
+@patient
 def test_the_world_passes_its_own_check():
     report = check(world("sciworld"), num_tasks=3)
     assert not report.findings, str(report)

@@ -42,6 +42,7 @@ BUILT_IN = {
     "babyai": "ludus.worlds.babyai:BabyAI",
     "sciworld": "ludus.worlds.sciworld:SciWorld",
     "household": "ludus.worlds.household.world:Household",
+    "browser": "ludus.worlds.browser.world:Browser",
 }
 
 

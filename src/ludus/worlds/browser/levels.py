@@ -1,0 +1,79 @@
+"""MiniWoB++ levels that are offered, and how each is solved: what to do next, from what is asked and what is seen."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ludus.types import ToolCall
+from ludus.worlds.browser.page import Element
+
+Solver = Callable[[str, list[Element], int], ToolCall]
+"""Of what is asked, what is on the page, and how many actions were done already."""
+
+
+def _find(elements: list[Element], *roles: str, name: str = "") -> Element:
+    fitting = [each for each in elements if each.role in roles and (not name or each.name == name)]
+    return fitting[0] if fitting else elements[-1]
+
+
+def _click(element: Element) -> ToolCall:
+    return ToolCall("click", {"element": element.number})
+
+
+def _type(element: Element, text: str) -> ToolCall:
+    return ToolCall("type_text", {"element": element.number, "text": text})
+
+
+def _button(asked: str, elements: list[Element], done: int) -> ToolCall:
+    return _click(_find(elements, "button", name=_quoted(asked)[0]))
+
+
+def _link(asked: str, elements: list[Element], done: int) -> ToolCall:
+    return _click(_find(elements, "text", "link", name=_quoted(asked)[0]))
+
+
+def _dialog(asked: str, elements: list[Element], done: int) -> ToolCall:
+    wanted = _quoted(asked)[0]
+    return _click(_find(elements, "button", name="Close" if wanted == "x" else wanted))
+
+
+def _form(asked: str, elements: list[Element], done: int) -> ToolCall:
+    """Each quoted text into the next field; the last one into all fields that are left."""
+    texts = _quoted(asked)
+    fields = [each for each in elements if each.role == "textbox"]
+    if done < len(fields):
+        return _type(fields[done], texts[min(done, len(texts) - 1)])
+    return _click(_find(elements, "button"))
+
+
+def _checkboxes(asked: str, elements: list[Element], done: int) -> ToolCall:
+    listed = asked.removeprefix("Select ").removesuffix(" and click Submit.")
+    wanted = [] if listed == "nothing" else listed.split(", ")
+    for each in elements:
+        if each.role in ("checkbox", "radio") and each.name in wanted and "checked" not in each.states:
+            return _click(each)
+    return _click(_find(elements, "button", name="Submit"))
+
+
+def _list(asked: str, elements: list[Element], done: int) -> ToolCall:
+    wanted = re.sub(r" from the (scroll )?list and click Submit\.$", "", asked.removeprefix("Select "))
+    if done == 0:
+        return ToolCall("select", {"element": _find(elements, "combobox", "listbox").number, "option": wanted})
+    return _click(_find(elements, "button", name="Submit"))
+
+
+def _quoted(asked: str) -> list[str]:
+    return re.findall(r'"([^"]*)"', asked) or [""]
+
+
+LEVELS: dict[str, Solver] = {
+    "click-button": _button,
+    "click-link": _link,
+    "click-dialog-2": _dialog,
+    "enter-password": _form,
+    "login-user": _form,
+    "click-checkboxes": _checkboxes,
+    "click-option": _checkboxes,
+    "choose-list": _list,
+}

@@ -1,0 +1,153 @@
+"""What a page shows, as numbered lines of its accessibility tree, and what can be done to it. Promise: what is not there is said so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ludus.worlds.browser.chromium import Chromium
+
+MAX_LINES = 120
+MAX_NAME_CHARS = 120
+_SHOWN_STATES = ("checked", "selected", "expanded", "disabled", "focused")
+_SILENT = (
+    "generic",
+    "none",
+    "InlineTextBox",
+    "LineBreak",
+    "RootWebArea",
+    "Canvas",
+    "LabelText",
+    "MenuListPopup",
+    "paragraph",
+)
+
+
+@dataclass(frozen=True)
+class Element:
+    """`number` is how the agent calls it, until the page is shown again."""
+
+    number: int
+    role: str
+    name: str
+    value: str
+    states: tuple[str, ...]
+    node: int
+
+    def __str__(self) -> str:
+        value = f" = {self.value!r}" if self.value else ""
+        states = f" ({', '.join(self.states)})" if self.states else ""
+        return f'[{self.number}] {self.role} "{self.name}"{value}{states}'
+
+
+class NotThere(Exception):
+    """The agent's mistake, told to it."""
+
+
+def read(chromium: Chromium) -> list[Element]:
+    nodes = {node["nodeId"]: node for node in chromium.call("Accessibility.getFullAXTree")["nodes"]}
+    root = next((id for id, node in nodes.items() if "parentId" not in node), None)
+    elements: list[Element] = []
+    _walk(root, nodes, elements, said="")
+    return elements
+
+
+def show(elements: list[Element]) -> str:
+    lines = [str(element) for element in elements[:MAX_LINES]]
+    return "\n".join(lines + [f"({len(elements) - MAX_LINES} more)"] * (len(elements) > MAX_LINES)) or "(an empty page)"
+
+
+def click(chromium: Chromium, element: Element) -> None:
+    x, y = _centre(chromium, element)
+    for kind, buttons in (("mouseMoved", 0), ("mousePressed", 1), ("mouseReleased", 0)):
+        button = "none" if kind == "mouseMoved" else "left"
+        chromium.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, buttons=buttons, clickCount=1)
+
+
+def type_text(chromium: Chromium, element: Element, text: str) -> None:
+    """In place of what stands there."""
+    able = "return 'value' in this && !this.readOnly && !['checkbox','radio','button','submit','select-one'].includes(this.type)"
+    if not _on(chromium, element, able):
+        raise NotThere(f"{element} takes no text")
+    chromium.call("DOM.focus", backendNodeId=element.node)
+    _on(chromium, element, "this.select && this.select()")
+    chromium.call("Input.insertText", text=text)
+
+
+def choose(chromium: Chromium, element: Element, option: str) -> None:
+    """An option of a list, by its text."""
+    script = (
+        "if (!this.options) return null; const all = [...this.options].map(o => o.text.trim()); const i = all.indexOf(option);"
+        "if (i >= 0) { this.selectedIndex = i;"
+        "for (const kind of ['input', 'change']) this.dispatchEvent(new Event(kind, {bubbles: true})) }"
+        "return i >= 0 ? true : all.slice(0, 30)"
+    )
+    done = _on(chromium, element, script, option=option)
+    if done is None:
+        raise NotThere(f"{element} is no list to select from")
+    if done is not True:
+        raise NotThere(f"{element} has no option {option[:80]!r}; it has {', '.join(done)}")
+
+
+def scroll(chromium: Chromium, element: Element | None, *, down: bool) -> None:
+    amount = 200 if down else -200
+    if element is None:
+        chromium.evaluate(f"window.scrollBy(0, {amount})")
+        return
+    script = "let e = this.nodeType == 1 ? this : this.parentElement; while (e && e.scrollHeight <= e.clientHeight) e = e.parentElement;"
+    _on(chromium, element, f"{script} (e || document.documentElement).scrollBy(0, {amount})")
+
+
+def _walk(id: str | None, nodes: dict[str, Any], found: list[Element], *, said: str) -> None:
+    """In the order of the page. The text inside a button or a field is not said twice."""
+    node = nodes.get(id or "")
+    if node is None:
+        return
+    role, name = (
+        node.get("role", {}).get("value", ""),
+        str(node.get("name", {}).get("value", "")).strip()[:MAX_NAME_CHARS],
+    )
+    spoken = (
+        not node["ignored"]
+        and role not in _SILENT
+        and (name or role != "StaticText")
+        and not (role == "StaticText" and name == said)
+    )
+    value = str(node.get("value", {}).get("value", ""))[:MAX_NAME_CHARS]
+    if spoken and "backendDOMNodeId" in node:
+        properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
+        states = tuple(state for state in _SHOWN_STATES if properties.get(state) in (True, "true"))
+        found.append(
+            Element(
+                len(found) + 1, "text" if role == "StaticText" else role, name, value, states, node["backendDOMNodeId"]
+            )
+        )
+    for child in node.get("childIds", ()):
+        _walk(child, nodes, found, said=(value or name) if spoken else said)
+
+
+def _centre(chromium: Chromium, element: Element) -> tuple[float, float]:
+    try:
+        chromium.call("DOM.scrollIntoViewIfNeeded", backendNodeId=element.node)
+        quads = chromium.call("DOM.getContentQuads", backendNodeId=element.node)["quads"]
+    except LookupError:
+        quads = []
+    if not quads:
+        raise NotThere(f"{element} cannot be seen now")
+    return sum(quads[0][0::2]) / 4, sum(quads[0][1::2]) / 4
+
+
+def _on(chromium: Chromium, element: Element, script: str, **arguments: str) -> Any:
+    """Runs a script of ours with `this` being the element; what the agent wrote comes as data only."""
+    try:
+        target = chromium.call("DOM.resolveNode", backendNodeId=element.node)["object"]["objectId"]
+    except LookupError:
+        raise NotThere(f"{element} is gone") from None
+    told = chromium.call(
+        "Runtime.callFunctionOn",
+        objectId=target,
+        functionDeclaration=f"function({', '.join(arguments)}) {{ {script} }}",
+        arguments=[{"value": value} for value in arguments.values()],
+        returnByValue=True,
+    )
+    return told.get("result", {}).get("value")

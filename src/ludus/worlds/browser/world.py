@@ -1,0 +1,201 @@
+"""MiniWoB++ in a real headless Chromium: small pages with one thing to do on each.
+
+The page is shown as its accessibility tree, one numbered line for each thing on it. Promise: only the package's own pages are fetched, and
+what `allow` names; everything else is refused by the browser's own interception. A browser that dies fails its session and is replaced.
+The reward is the page's own without its discount for time, which would depend on how fast the model is: 1, or 0 where the page says -1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import random
+import threading
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from ludus.environments import Reply, tool
+from ludus.errors import EnvironmentFailed, nearest
+from ludus.types import ToolCall
+from ludus.worlds.browser import page
+from ludus.worlds.browser.chromium import Chromium
+from ludus.worlds.browser.levels import LEVELS
+
+SITE = "http://miniwob.test/"
+"""No such host: its pages are the package's files."""
+MAX_TEXT_CHARS = 500
+_SEEDS = {"train": range(0, 60), "dev": range(60, 68), "test": range(68, 80)}
+_BEGIN = """
+Math.seedrandom(%r); core.EPISODE_MAX_TIME = 2e9; core.startEpisodeReal();
+for (const id of ['reward-display', 'query', 'click-canvas', 'sync-task-cover'])
+  if (document.getElementById(id)) document.getElementById(id).style.display = 'none';
+"""
+"""The page's own clock is set so far that it never ends a session; what shows rewards and time is hidden, and the question is told."""
+
+
+class Browser:
+    """You see a web page as numbered lines. Do what is asked with the tools. Numbers hold until the next lines come. You have one try."""
+
+    isolation = "process"
+    capabilities = ("tool use", "planning")
+    max_turns = 12
+
+    def __init__(self, *, levels: tuple[str, ...] = tuple(LEVELS), allow: tuple[str, ...] = ()) -> None:
+        """levels: of MiniWoB++, by the names of their pages; allow: beginnings of URLs that pages may also fetch, e.g. "http://127.0.0.1:8000/"."""
+        for level in levels:
+            if level not in LEVELS:
+                raise ValueError(f"no level {level!r}.{nearest(level, LEVELS)} Known: {', '.join(LEVELS)}")
+        for start in allow:
+            if not start.startswith(("http://", "https://")) or start.count("/") < 3:
+                raise ValueError(
+                    f"allow has {start!r}; expected the beginning of a URL with its host, e.g. 'http://127.0.0.1:8000/'"
+                )
+        self.levels, self.allow = levels, allow
+        self.chromium: Chromium | None = None
+
+    def tasks(self, split: str) -> list[dict[str, Any]]:
+        seeds = _SEEDS.get(split, range(0))
+        return [{"id": f"{level}-{seed}", "level": level, "seed": seed} for seed in seeds for level in self.levels]
+
+    def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        self.level, self.done = task["level"], 0
+        self.chromium = self.chromium or _POOL.take()
+        self.chromium.visit(f"{SITE}miniwob/{self.level}.html", answer=self._answer)
+        self.chromium.evaluate(_BEGIN % f"{self.level} {task['seed']}")
+        self.asked: str = self.chromium.evaluate("core.getUtterance()")
+        return f"{self.asked}\n{self._look()}"
+
+    @tool
+    def click(self, element: int) -> Reply:
+        """Click on something.
+
+        element: its number
+        """
+        return self._act(element, lambda chromium, found: page.click(chromium, found))
+
+    @tool
+    def type_text(self, element: int, text: str) -> Reply:
+        """Write into a field, in place of what stands there.
+
+        element: the field's number
+        text: what to write
+        """
+        return self._act(element, lambda chromium, found: page.type_text(chromium, found, _clean(text)))
+
+    @tool
+    def select(self, element: int, option: str) -> Reply:
+        """Select an option of a list.
+
+        element: the list's number
+        option: the option's text
+        """
+        return self._act(element, lambda chromium, found: page.choose(chromium, found, _clean(option)))
+
+    @tool
+    def scroll(self, element: int, direction: Literal["up", "down"]) -> Reply:
+        """Scroll what something is in, or the whole page.
+
+        element: its number, or 0 for the page
+        """
+        down = direction == "down"
+        if element == 0:
+            page.scroll(self._running(), None, down=down)
+            return self._seen()
+        return self._act(element, lambda chromium, found: page.scroll(chromium, found, down=down))
+
+    def solve(self) -> ToolCall:
+        return LEVELS[self.level](self.asked, self.elements, self.done)
+
+    def random_action(self, rng: random.Random) -> ToolCall:
+        element = rng.randint(1, max(1, len(self.elements)))
+        typed = {"element": element, "text": rng.choice(self.asked.split())}
+        return rng.choice([ToolCall("click", {"element": element}), ToolCall("type_text", typed)])
+
+    def close(self) -> None:
+        chromium, self.chromium = self.chromium, None
+        if chromium is not None:
+            _POOL.give_back(chromium)
+
+    def _act(self, number: int, do: Any) -> Reply:
+        if not 1 <= number <= len(self.elements):
+            return Reply(f"there is no element {number}; they go from 1 to {len(self.elements)}", invalid=True)
+        try:
+            do(self._running(), self.elements[number - 1])
+        except page.NotThere as error:
+            return Reply(f"{error}\n{self._look()}", invalid=True)
+        except LookupError as error:
+            return Reply(f"the browser refuses: {str(error)[:200]}\n{self._look()}", invalid=True)
+        self.done += 1
+        return self._seen()
+
+    def _seen(self) -> Reply:
+        over, reward = self._running().evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
+        if over:
+            won = float(reward >= 1)
+            return Reply(
+                "right" if won else "wrong", reward=max(0.0, float(reward)), done=True, metrics={"success": won}
+            )
+        return Reply(self._look())
+
+    def _look(self) -> str:
+        self.elements = page.read(self._running())
+        return page.show(self.elements)
+
+    def _answer(self, url: str) -> Path | bool:
+        """The package's own file, where the URL names one and stays inside its folder."""
+        if url.startswith(SITE):
+            path = (pages() / url.removeprefix(SITE).partition("?")[0].partition("#")[0]).resolve()
+            return path if path.is_relative_to(pages()) else False
+        return url.startswith(self.allow) if self.allow else False
+
+    def _running(self) -> Chromium:
+        assert self.chromium is not None
+        return self.chromium
+
+
+class Pool:
+    """Browsers that no session uses now; starting one takes seconds."""
+
+    def __init__(self) -> None:
+        self._free: list[Chromium] = []
+        self._lock = threading.Lock()
+        atexit.register(self.end)
+
+    def take(self) -> Chromium:
+        with self._lock:
+            while self._free:
+                if (chromium := self._free.pop()).alive:
+                    return chromium
+                chromium.end()
+        pages()
+        return Chromium()
+
+    def give_back(self, chromium: Chromium) -> None:
+        if not chromium.alive:
+            chromium.end()
+            return
+        with self._lock:
+            self._free.append(chromium)
+
+    def end(self) -> None:
+        with self._lock:
+            while self._free:
+                self._free.pop().end()
+
+
+@cache
+def pages() -> Path:
+    spec = importlib.util.find_spec("miniwob")
+    if spec is None or not spec.submodule_search_locations:
+        raise EnvironmentFailed(
+            'browser needs the pages of miniwob, which is not installed: pip install "ludus[worlds]"'
+        )
+    return (Path(spec.submodule_search_locations[0]) / "html").resolve()
+
+
+def _clean(text: str) -> str:
+    return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
+
+
+_POOL = Pool()

@@ -324,15 +324,18 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _critic_is_there_and_used(self) -> RunConfig:
         advantage, kind = self.algorithm.advantage, self.critic.kind
-        if advantage in BY_VALUES and kind == "none":
+        fitting = ("archer",) if advantage == "archer" else ("head", "model") if advantage in BY_VALUES else ("none",)
+        if kind in fitting:
+            return self
+        if kind == "none":
             raise ValueError(
-                f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to 'head' or 'model'"
+                f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to {' or '.join(fitting)}"
             )
-        if advantage not in BY_VALUES and kind != "none":
-            raise ValueError(
-                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out, or use {', '.join(BY_VALUES)}"
-            )
-        return self
+        if fitting == ("none",):
+            raise ValueError(f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out")
+        raise ValueError(
+            f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks another: {' or '.join(fitting)}"
+        )
 
     @model_validator(mode="after")
     def _teacher_is_there_and_used(self) -> RunConfig:

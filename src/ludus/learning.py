@@ -97,20 +97,32 @@ class TeacherConfig(Section):
 
 
 class CriticConfig(Section):
-    kind: Literal["none", "head", "model"] = "none"
-    """head: a layer on the policy's hidden states, which does not move them; model: a model of its own, begun as the policy's."""
+    kind: Literal["none", "head", "model", "archer"] = "none"
+    """head: a layer on the policy's hidden states, which does not move them; model: a model of its own, begun as the policy's;
+    archer: two Qs and two Vs of whole turns, with targets, from a replay."""
     lr: float = Field(default=1e-4, gt=0)
     """Of its own optimiser, without warm-up."""
     steps: int = Field(default=1, gt=0)
     """Optimiser steps that it takes on the batch of one step of the policy."""
     clip: float = Field(default=0.0, ge=0)
     """How far a value may move on one batch and still gain by it; 0: as far as it likes."""
+    replay: int = Field(default=10_000, gt=0)
+    """archer: turns kept, the newest; they are part of a checkpoint."""
+    batch: int = Field(default=256, gt=0)
+    """archer: turns of one of its optimiser steps."""
+    target_rate: float = Field(default=0.1, gt=0, le=1)
+    """archer: share of a network that goes into its target after each of them."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> CriticConfig:
         for name, field in type(self).model_fields.items():
             if self.kind == "none" and getattr(self, name) != field.default:
                 raise ValueError(f"critic.{name} counts only with a critic; set critic.kind, or leave it out")
+        for name in ("replay", "batch", "target_rate"):
+            if self.kind != "archer" and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"critic.{name} counts only with critic.kind 'archer'; leave it out")
+        if self.clip and self.kind == "archer":
+            raise ValueError("critic.clip has no part in ArCHer; leave it out")
         if self.clip and self.steps == 1:
             raise ValueError(
                 "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"
@@ -131,17 +143,27 @@ class MonitorConfig(Section):
 
 class AlgorithmConfig(Section):
     advantage: Literal[
-        "group", "leave_one_out", "reward", "return_to_go", "gigpo", "gae", "turn_gae", "bilevel_gae", "teacher"
+        "group",
+        "leave_one_out",
+        "reward",
+        "return_to_go",
+        "gigpo",
+        "gae",
+        "turn_gae",
+        "bilevel_gae",
+        "archer",
+        "teacher",
     ] = "group"
     """What a trajectory's tokens are worth: its reward against its group (GRPO), against the others of it (RLOO), or as it is (REINFORCE);
     return_to_go: the discounted rewards from the token's turn on, against the others; gigpo: group, plus turns from equal states.
-    With a critic: gae over tokens (PPO), turn_gae over turns (Agent-R1), bilevel_gae over turns and inside each over its tokens.
+    With a critic: gae over tokens (PPO), turn_gae over turns (Agent-R1), bilevel_gae over turns and inside each over its tokens;
+    archer: an off-policy critic's Q of the turn, less its V.
     teacher: no reward counts, but how much likelier than the policy the teacher finds the token (on-policy distillation)."""
     normalise: Literal["std", "none", "batch"] = "std"
     """std divides by the group's standard deviation (GRPO); none only centres (Dr. GRPO); batch whitens over the batch's tokens
     (REINFORCE++). Left out: std for group and gigpo, batch for those with a critic (turn_gae: over turns), none for the others."""
     discount: float = Field(default=1.0, gt=0, le=1)
-    """Per turn, of return_to_go, gigpo, turn_gae and bilevel_gae; per token, of gae."""
+    """Per turn, of return_to_go, gigpo, turn_gae, bilevel_gae and archer; per token, of gae."""
     trace: float = Field(default=1.0, ge=0, le=1)
     """lambda of the three with a critic: 1 counts on what was earned, 0 on the critic's next value."""
     bootstrap: bool = False
@@ -200,11 +222,11 @@ class AlgorithmConfig(Section):
         follows: dict[str, Any] = {}
         if data.get("centre") == "behaviour":
             follows["importance_cap"] = 0.0
-        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go", "teacher"):
+        if data.get("advantage") in ("leave_one_out", "reward", "return_to_go", "archer", "teacher"):
             follows["normalise"] = "none"
         if data.get("advantage") in BY_VALUES:
             follows["normalise"] = "batch"
-        if data.get("advantage") in ("reward", "return_to_go", "gigpo", "teacher", *BY_VALUES):
+        if data.get("advantage") in ("reward", "return_to_go", "gigpo", "archer", "teacher", *BY_VALUES):
             follows["filter"] = "none"
         return follows | dict(data)
 
@@ -223,7 +245,7 @@ class AlgorithmConfig(Section):
             (
                 "discount",
                 1.0,
-                self.advantage in ("return_to_go", "gigpo", *BY_VALUES),
+                self.advantage in ("return_to_go", "gigpo", "archer", *BY_VALUES),
                 "advantage 'return_to_go', 'gigpo' or one with a critic",
             ),
             ("trace", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),

@@ -48,13 +48,13 @@ def true_gradient(logits, outcomes, *, reward=lambda outcome: sum(outcome[1])):
     return leaf.grad.numpy()
 
 
-def mean_gradient(algorithm, logits, outcomes, *, spoken_with=None, size=2):
+def mean_gradient(algorithm, logits, outcomes, *, spoken_with=None, size=2, values=None):
     """The gradient of the loss, averaged over every outcome of a group of `size`, weighed by its chance."""
     behaviour = table(torch.tensor(logits if spoken_with is None else spoken_with))
     total = np.zeros(len(logits))
     for drawn in itertools.product(outcomes, repeat=size):
         group = group_of([_played(outcome, behaviour, name=f"t{i}") for i, outcome in enumerate(drawn)])
-        sequences = algorithm.batch([group], values=expecting_nothing).sequences
+        sequences = algorithm.batch([group], values=values or expecting_nothing).sequences
         if sequences:
             weight = math.prod(float(chance(outcome, behaviour)) for outcome in drawn)
             leaf = torch.tensor(logits, requires_grad=True)

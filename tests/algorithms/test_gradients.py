@@ -12,6 +12,9 @@ from ludus.config import AlgorithmConfig, load_config
 from ludus.errors import TrainerFailed
 from tests.algorithms.examples import group_of, make_conversation
 from tests.algorithms.problems import (
+    ARMS,
+    FIRST,
+    SECOND,
     loss_of,
     mean_gradient,
     mean_gradient_of_mixture,
@@ -164,9 +167,9 @@ def test_an_entropy_bonus_is_taken_off_the_loss_whatever_the_importance():
 # ------------------------------------------------------------------------------------------------ presets
 
 FOLDER = Path(__file__).parents[2].joinpath("configs", "presets")
-PRESETS = sorted(
-    file for file in FOLDER.glob("*.toml") if file.stem != "distill"
-)  # which knows no reward: test_distillation
+APART = {"distill", "archer"}
+"""The one knows no reward (test_distillation), the other's critic is what makes advantages (below)."""
+PRESETS = sorted(file for file in FOLDER.glob("*.toml") if file.stem not in APART)
 UNBIASED = {"rloo"}
 
 
@@ -185,6 +188,27 @@ def test_every_presets_mean_gradient_is_exactly_what_it_claims(preset):
     p = 1 / (1 + np.exp(-LOGITS[0]))
     spread = 0.7 if preset.stem in UNBIASED else 1.0  # the difference of the two rewards, or what is left of it
     assert mean_gradient(recipe, LOGITS, pulls()) == pytest.approx([-p * (1 - p) * spread, 0, 0], abs=1e-6)
+
+
+def exact_turn_advantages(trajectories):
+    """Q - V of the walk under LOGITS, as a critic without error would have it."""
+    odds = [1 / (1 + np.exp(-logit)) for logit in LOGITS]
+    later = [(1 - odds[1 + a]) * SECOND[a][0] + odds[1 + a] * SECOND[a][1] for a in ARMS]
+    q = [FIRST[a] + later[a] for a in ARMS]
+    start = (1 - odds[0]) * q[0] + odds[0] * q[1]
+    answers = []
+    for trajectory in trajectories:
+        first, second = (int(token) for s in trajectory.sequences for token in s.ids[s.sampled])
+        a, b = first - 1, (second - 3) % 2
+        answers.append(np.array([q[a] - start, SECOND[a][b] - later[a]]))
+    return answers
+
+
+def test_archers_policy_gradient_with_an_exact_critic_is_the_true_one():
+    recipe = make_algorithm(load_config(FOLDER / "archer.toml").algorithm)
+    for size in (1, 2):
+        got = mean_gradient(recipe, LOGITS, walks(), size=size, values=exact_turn_advantages)
+        assert got == pytest.approx(PER_TOKEN, abs=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------ cross-policy sampling

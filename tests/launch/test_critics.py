@@ -17,6 +17,7 @@ from tests.e2e.test_promises import stop_after
 CRITICS = {
     "gae": {"kind": "model", "lr": 1e-2, "steps": 2, "clip": 0.2},
     "turn_gae": {"kind": "head", "lr": 1e-2},
+    "archer": {"kind": "archer", "lr": 1e-2, "steps": 3, "batch": 4},
 }
 
 
@@ -47,7 +48,7 @@ def test_a_resumed_run_equals_one_that_never_stopped(advantage, small_model, tmp
     asyncio.run(train(config, listeners=[listener], on_loop=on_loop))
     halves = final(run(config, resume=True))
     assert whole.keys() == halves.keys()
-    assert any(name.startswith("critic") for name in whole)
+    assert any(name.startswith(("critic", "archer")) for name in whole)
     for file, tensors in whole.items():
         for name, tensor in tensors.items():
             assert torch.equal(tensor, halves[file][name]), f"{file}: {name}"

@@ -22,6 +22,7 @@ EXTRA = {
     "reinforce++": {"optimizer/kl_k1"},
     "rloo": {"optimizer/importance"},
     "ppo": {"optimizer/critic_loss", "optimizer/critic_explained"},
+    "archer": {"optimizer/archer_q_loss", "optimizer/archer_v_loss"},
     "distill": {"optimizer/teacher_kl"},
     "agent-r1": {"optimizer/critic_loss"},
 }
@@ -51,7 +52,7 @@ def small(preset, folder, model, *, teacher):
 
 
 def test_there_are_presets():
-    assert len(PRESETS) >= 7
+    assert len(PRESETS) >= 11
 
 
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)

@@ -54,6 +54,9 @@ class PolicyGradient:
         if self.config.advantage == "gigpo" and kept:
             metrics["groups/shared_states"] = float(np.mean([gigpo.shared_share(_states(group)) for group in kept]))
         share = len(kept) / max(1, len(groups))
+        if self.config.advantage == "archer":
+            tokens = [own.astype(np.float32) for own in _asked(values, kept)]
+            return Batch(self._sequences(kept, tokens, share=share), groups=kept, metrics=metrics)
         if self.config.advantage not in BY_VALUES:
             tokens = [
                 _by_token(t, own)
@@ -68,9 +71,9 @@ class PolicyGradient:
         return Batch(with_targets(sequences, credits), groups=kept, metrics=metrics)
 
     def _credits(self, groups: Seq[Group], values: Values | None) -> list[Credit]:
-        assert values is not None, f"advantage {self.config.advantage!r} needs a critic's values"
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        return [credit(t, own, config=self.config) for t, own in zip(trajectories, values(trajectories), strict=True)]
+        asked = zip(trajectories, _asked(values, groups), strict=True)
+        return [credit(trajectory, own, config=self.config) for trajectory, own in asked]
 
     def _sequences(
         self, groups: Seq[Group], tokens: list[np.ndarray], *, share: float, counted: list[np.ndarray] | None = None
@@ -186,6 +189,11 @@ def _episode_advantages(rewards: Seq[float], config: AlgorithmConfig) -> np.ndar
     if config.advantage == "teacher":
         return np.zeros(len(rewards), dtype=np.float32)  # told in the loss, where the teacher's logprobs are
     return group_advantages(rewards, normalise=_of_group(config))
+
+
+def _asked(values: Values | None, groups: Seq[Group]) -> list[np.ndarray]:
+    assert values is not None, "this advantage needs a critic"
+    return values([trajectory for group in groups for trajectory in group.trajectories])
 
 
 def _of_group(config: AlgorithmConfig) -> Literal["std", "none"]:

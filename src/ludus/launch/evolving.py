@@ -4,8 +4,8 @@
                   keep     those with a reward of at least `evolve.min_reward`, together with what earlier rounds kept
                   clone    into the model the run started with, as [sft] says: the policy of the next round
 
-Cloning always begins at the start model, as published: a policy cloned on top of its clones forgets. A round that keeps nothing new
-leaves the policy as it is. Left out: weighing by reward, and the published first data set of experts (`ludus sft` first stands for it).
+Cloning always begins at the start model, so that a round's model depends on what was kept and on nothing else. A round that keeps nothing
+new leaves the policy as it is. Left out: weighing by reward, and the published first data set of experts (`ludus sft` first stands for it).
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.report import write_report
 from ludus.store.run_folder import RunFolder
+from ludus.trainer.archer import Archer
 from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
@@ -186,12 +187,15 @@ def _reference(parts: Parts) -> PreTrainedModel | None:
     return load_model(name, device=parts.device, dtype=parts.dtype)
 
 
-def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | None:
-    config = parts.config.critic
+def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | Archer | None:
+    config, trainer = parts.config.critic, parts.config.trainer
     if config.kind == "none":
         return None
+    if config.kind == "archer":
+        discount, seed = parts.config.algorithm.discount, parts.config.seed
+        return Archer(config, encoder=parts.load_model(), trainer=trainer, discount=discount, seed=seed)
     own = parts.load_model() if config.kind == "model" else None
-    return Critic(config, policy=policy, model=own, trainer=parts.config.trainer)
+    return Critic(config, policy=policy, model=own, trainer=trainer)
 
 
 def _schedule(config: RunConfig) -> Schedule:

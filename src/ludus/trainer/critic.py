@@ -105,7 +105,7 @@ class Critic:
         return float(total), float(norm)
 
     def _hidden(self, sequences: Seq[Sequence]) -> Tensor:
-        microbatch = make_microbatch([_blank(sequence) for sequence in sequences], device=self._model.device)
+        microbatch = make_microbatch([blank(sequence) for sequence in sequences], device=self._model.device)
         half = self._dtype != torch.float32
         autocast = torch.autocast(self._model.device.type, dtype=self._dtype if half else None, enabled=half)
         with torch.set_grad_enabled(not self._frozen and torch.is_grad_enabled()), autocast:
@@ -173,6 +173,7 @@ def _given(targets: ValueTargets | None) -> ValueTargets:
     return targets
 
 
-def _blank(sequence: Sequence) -> Sequence:
+def blank(sequence: Sequence) -> Sequence:
+    """With advantages and weights that nobody will read: a microbatch must have some."""
     zeros = frozen_array(np.zeros(len(sequence)), np.float32)
     return replace(sequence, advantages=zeros, weights=zeros)

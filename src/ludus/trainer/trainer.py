@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import TrainerFailed
+from ludus.trainer.archer import Archer
 from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
@@ -56,7 +57,7 @@ class Trainer:
         schedule: Schedule | None = None,
         reference: PreTrainedModel | None = None,
         entropy_gradient: bool = False,
-        critic: Critic | None = None,
+        critic: Critic | Archer | None = None,
     ) -> None:
         """`reference` is frozen, and its logprobs are given to the loss; `entropy_gradient`: the loss has an entropy bonus; `critic`
         reads this very model, or has one of its own."""

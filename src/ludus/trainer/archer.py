@@ -1,0 +1,159 @@
+"""ArCHer's critic (2402.19446) for a trainer: turns become features, features a replay, and the double critic says what a turn was worth.
+
+    state    hidden state before the turn's first sampled token
+    action   hidden state before its last sampled token, and that token's embedding: together they have read the whole action
+
+Both by the model that the run started with, frozen: what lies in the replay stays comparable. Differs from the paper: there the encoder
+(RoBERTa) is trained too; V learns from the actions just played, not from fresh samples at replayed states, and so does the policy; there
+is no phase in which the critic learns alone. The last turn of a session is terminal, also where a limit cut it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludus.algorithms.returns import token_rewards, turn_rewards
+from ludus.config import CriticConfig, TrainerConfig
+from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer.checkpoint import Checkpoint
+from ludus.trainer.critic import blank
+from ludus.trainer.double_critic import DoubleCritic, Turns
+from ludus.trainer.forward import prepare, sampled_hidden
+from ludus.trainer.pack import make_microbatch, pack, row_ids
+from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
+from ludus.types import Batch, Sequence, Trajectory
+
+NETWORKS, TARGETS, OPTIMIZER, REPLAY = "archer", "archer_targets", "archer_optimizer", "archer_replay"
+COLUMNS = ("states", "actions", "rewards", "nexts", "done")
+
+
+class Archer:
+    """Owns `encoder` from here on."""
+
+    def __init__(
+        self, config: CriticConfig, *, encoder: PreTrainedModel, trainer: TrainerConfig, discount: float, seed: int
+    ) -> None:
+        self._config, self._trainer, self._encoder = config, trainer, encoder
+        self._dtype = encoder.dtype
+        prepare(encoder.float().requires_grad_(False).eval())
+        hidden, device = encoder.config.get_text_config().hidden_size, encoder.device
+        self.critic = DoubleCritic(
+            state=hidden,
+            action=2 * hidden,
+            lr=config.lr,
+            discount=discount,
+            target_rate=config.target_rate,
+            seed=seed,
+            device=device,
+        )
+        self.replay = Turns.none(state=hidden, action=2 * hidden, device=device)
+        self._metrics: dict[str, float] = {}
+
+    def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
+        """Puts the turns into the replay, learns `critic.steps` times, and says of every sampled token what its turn was worth."""
+        features = self._features(trajectories)
+        found = [_turns(t, *own) for t, own in zip(trajectories, features, strict=True)]
+        fresh = Turns.none(
+            state=self.replay.states.shape[1], action=self.replay.actions.shape[1], device=self._encoder.device
+        )
+        for turns, _ in found:
+            fresh = fresh.followed_by(turns, most=len(fresh) + len(turns))
+        if not len(fresh):
+            return [np.zeros(0) for _ in trajectories]
+        self.replay = self.replay.followed_by(fresh, most=self._config.replay)
+        self._learn(fresh)
+        worth = self.critic.advantages(fresh).cpu().numpy().astype(np.float64)
+        pieces = np.split(worth, np.cumsum([len(turns) for turns, _ in found])[:-1])
+        return [own[ordinals] for own, (_, ordinals) in zip(pieces, found, strict=True)]
+
+    def _learn(self, fresh: Turns) -> None:
+        losses = [self.critic.learn(self.replay, fresh, batch=self._config.batch) for _ in range(self._config.steps)]
+        if not np.isfinite(losses).all():
+            raise TrainerFailed(
+                f"ArCHer's critic has losses {losses[-1]}; expected finite numbers. Look at the rewards, or lower critic.lr."
+            )
+        q, v = np.mean(losses, axis=0)
+        self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(self.replay))}
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """It has learnt already, when it was asked; here it tells."""
+        return self._metrics
+
+    @torch.no_grad()
+    def _features(self, trajectories: Seq[Trajectory]) -> list[tuple[Tensor, Tensor]]:
+        """Of each trajectory's sampled tokens: the hidden states before them, and their embeddings, (M, hidden) each."""
+        sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
+        nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
+        hidden = [nothing] * len(sequences)
+        for indices in pack([row_ids(sequence) for sequence in sequences], budget=self._trainer.microbatch_tokens):
+            chosen = [sequences[index] for index in indices]
+            whole = self._hidden(chosen)
+            for index, own in zip(indices, whole.split([sequence.num_sampled for sequence in chosen]), strict=True):
+                hidden[index] = own
+        rows = iter(zip(hidden, sequences, strict=True))
+        return [self._joined([next(rows) for _ in t.sequences], nothing) for t in trajectories]
+
+    def _hidden(self, sequences: Seq[Sequence]) -> Tensor:
+        microbatch = make_microbatch([blank(sequence) for sequence in sequences], device=self._encoder.device)
+        half = self._dtype != torch.float32
+        with torch.autocast(self._encoder.device.type, dtype=self._dtype if half else None, enabled=half):
+            return sampled_hidden(self._encoder, microbatch).float()
+
+    def _joined(self, rows: Seq[tuple[Tensor, Sequence]], nothing: Tensor) -> tuple[Tensor, Tensor]:
+        ids = np.concatenate([np.zeros(0, np.int64), *(s.ids[s.sampled].astype(np.int64) for _, s in rows)])
+        embeddings: Tensor = self._encoder.get_input_embeddings()(torch.from_numpy(ids).to(nothing.device))
+        return torch.cat([nothing, *(hidden for hidden, _ in rows)]), embeddings.float()
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        replay = {name: getattr(self.replay, name) for name in COLUMNS}
+        return {
+            NETWORKS: named_tensors(self.critic.networks),
+            TARGETS: named_tensors(self.critic.targets),
+            OPTIMIZER: optimizer_tensors(self.critic.optimizer, self.critic.networks),
+            REPLAY: {**replay, "updates": torch.tensor(self.critic.updates)},
+        }
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            networks, targets, memory, replay = map(checkpoint.tensors, (NETWORKS, TARGETS, OPTIMIZER, REPLAY))
+        except OSError:
+            raise CheckpointFailed(
+                f"{checkpoint.folder} holds no critic of ArCHer's. Resume with the settings the run was started with."
+            ) from None
+        load_weights(self.critic.networks, networks, folder=checkpoint.folder)
+        load_weights(self.critic.targets, targets, folder=checkpoint.folder)
+        load_optimizer_tensors(self.critic.optimizer, self.critic.networks, memory)
+        self.replay = Turns(*(replay[name].to(self._encoder.device) for name in COLUMNS))
+        self.critic.updates = int(replay["updates"])
+
+
+def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, np.ndarray]:
+    """The turns that sampled anything, and which of them each sampled token belongs to."""
+    named = np.concatenate([np.zeros(0, np.int32), *(s.turns[s.sampled] for s in trajectory.sequences)])
+    if not len(named):
+        return Turns.none(state=hidden.shape[1], action=2 * hidden.shape[1], device=hidden.device), named.astype(
+            np.int64
+        )
+    _, firsts, ordinals = np.unique(named, return_index=True, return_inverse=True)
+    lasts = np.append(firsts[1:], len(named)) - 1
+    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=np.ones(len(named), np.bool_), turns=named)
+    states = hidden[torch.from_numpy(firsts).to(hidden.device)]
+    ends = torch.from_numpy(lasts).to(hidden.device)
+    done = torch.zeros(len(firsts), device=hidden.device)
+    done[-1] = 1.0
+    turns = Turns(
+        states=states,
+        actions=torch.cat([hidden[ends], embeddings[ends]], dim=1),
+        rewards=torch.from_numpy(np.bincount(ordinals, weights=rewards).astype(np.float32)).to(hidden.device),
+        nexts=torch.cat([states[1:], torch.zeros_like(states[:1])]),
+        done=done,
+    )
+    return turns, ordinals

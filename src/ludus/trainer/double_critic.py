@@ -1,0 +1,120 @@
+"""ArCHer's utterance-level critic (2402.19446) over feature vectors: two Qs, two Vs, a target copy of each. It knows no text.
+
+    Q_j(s, a)  ->  rho + gamma (1 - done) Vbar_j(s')         turns of the replay, whoever played them and when
+    V_j(s)     ->  Qbar_j(s, a'),  a' of the current policy  turns just played: the replay's actions are an older policy's
+    bar        ->  (1 - rate) bar + rate (its network)       after every update
+    A(s, a)    =   min_j Q_j(s, a) - min_j V_j(s)
+
+Networks end in 0, so that a new critic finds every action alike.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+HIDDEN = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turns:
+    """N turns as features: what was seen, what was said, what it earned, what was seen next."""
+
+    states: Tensor  # float32 (N, S)
+    actions: Tensor  # float32 (N, A)
+    rewards: Tensor  # float32 (N,)
+    nexts: Tensor  # float32 (N, S), 0 where done
+    done: Tensor  # float32 (N,): 1 for the last turn of a session
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def pick(self, places: Tensor) -> Turns:
+        return Turns(*(getattr(self, field.name)[places] for field in fields(self)))
+
+    def followed_by(self, others: Turns, *, most: int) -> Turns:
+        """The newest `most` of both."""
+        both = (torch.cat([getattr(self, field.name), getattr(others, field.name)]) for field in fields(self))
+        return Turns(*(column[-most:] for column in both))
+
+    @classmethod
+    def none(cls, *, state: int, action: int, device: torch.device | str = "cpu") -> Turns:
+        shapes = ((0, state), (0, action), (0,), (0, state), (0,))
+        return cls(*(torch.zeros(shape, device=device) for shape in shapes))
+
+
+class DoubleCritic:
+    def __init__(
+        self,
+        *,
+        state: int,
+        action: int,
+        lr: float,
+        discount: float,
+        target_rate: float,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._discount, self._rate, self._seed = discount, target_rate, seed
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            sizes = {"q1": state + action, "q2": state + action, "v1": state, "v2": state}
+            self.networks = nn.ModuleDict({name: _network(size) for name, size in sizes.items()}).to(device)
+        self.targets = deepcopy(self.networks).requires_grad_(False)
+        self.optimizer = AdamW(self.networks.parameters(), lr=lr, weight_decay=0.0, fused=True)
+        self.updates = 0
+
+    def learn(self, replay: Turns, fresh: Turns, *, batch: int) -> tuple[float, float]:
+        """One update on `batch` turns of each; which ones, the seed and the number of updates so far decide. Returns both losses."""
+        rng = np.random.default_rng([self._seed, self.updates])
+        old, new = (_drawn(turns, batch, rng) for turns in (replay, fresh))
+        with torch.no_grad():
+            going_on = self._discount * (1 - old.done)
+            goals = {j: old.rewards + going_on * self._v(self.targets, j, old.nexts) for j in "12"}
+            seen = {j: self._q(self.targets, j, new) for j in "12"}
+        q_loss = torch.stack([((self._q(self.networks, j, old) - goals[j]) ** 2).mean() for j in "12"]).sum()
+        v_loss = torch.stack([((self._v(self.networks, j, new.states) - seen[j]) ** 2).mean() for j in "12"]).sum()
+        self.optimizer.zero_grad()
+        (q_loss + v_loss).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.updates += 1
+        with torch.no_grad():
+            for target, own in zip(self.targets.parameters(), self.networks.parameters(), strict=True):
+                target.lerp_(own, self._rate)
+        return float(q_loss.detach()), float(v_loss.detach())
+
+    @torch.no_grad()
+    def advantages(self, turns: Turns) -> Tensor:
+        """(N,)"""
+        q = torch.minimum(*(self._q(self.networks, j, turns) for j in "12"))
+        v = torch.minimum(*(self._v(self.networks, j, turns.states) for j in "12"))
+        return q - v
+
+    @staticmethod
+    def _q(networks: nn.ModuleDict, which: str, turns: Turns) -> Tensor:
+        values: Tensor = networks[f"q{which}"](torch.cat([turns.states, turns.actions], dim=1))
+        return values.squeeze(1)
+
+    @staticmethod
+    def _v(networks: nn.ModuleDict, which: str, states: Tensor) -> Tensor:
+        values: Tensor = networks[f"v{which}"](states)
+        return values.squeeze(1)
+
+
+def _network(size: int) -> nn.Sequential:
+    last = nn.Linear(HIDDEN, 1)
+    nn.init.zeros_(last.weight)
+    nn.init.zeros_(last.bias)
+    return nn.Sequential(nn.LayerNorm(size), nn.Linear(size, HIDDEN), nn.GELU(), last)
+
+
+def _drawn(turns: Turns, count: int, rng: np.random.Generator) -> Turns:
+    if len(turns) <= count:
+        return turns
+    places = torch.from_numpy(rng.choice(len(turns), size=count, replace=False)).to(turns.rewards.device)
+    return turns.pick(places)

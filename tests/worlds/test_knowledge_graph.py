@@ -11,6 +11,7 @@ import pytest
 from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, ToolCall
+from ludus.worlds.drawing import split_of
 from ludus.worlds.knowledge_graph.graphs import SocietyGraph, SparqlGraph, TooMany, largest
 from ludus.worlds.society import ATTRIBUTES, RELATIONS, SPLITS, society
 from tests.worlds.contract import (
@@ -103,6 +104,8 @@ def test_a_society_is_sound():
 
 
 def test_no_name_is_in_two_societies():
+    for split in SPLITS:
+        assert {split_of(name, seed="society") for name in society(split).types} == {split}
     names = [set(society(split).types) for split in SPLITS]
     assert not names[0] & names[1]
     assert not names[0] & names[2]

@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help sandbox-tools setup setup-lint setup-benchmark quickstart test lint types benchmark clean
+.PHONY: help sandbox-tools world-tools setup setup-lint setup-benchmark quickstart test lint types benchmark clean
 
 help:
 	@echo "make quickstart   a tiny agent learns three worlds on this machine's CPU (minutes)"
@@ -48,7 +48,22 @@ sandbox-tools:
 	  echo "not all of $(SANDBOX_PACKAGES) can be installed here: the tests of their sandbox drivers are skipped"; \
 	fi
 
-test: setup sandbox-tools
+# The same for the worlds that stand on other people's packages: what cannot be had is skipped, and `ludus doctor` says what is missing.
+WORLD_PACKAGES := default-jre-headless chromium
+world-tools: setup
+	@if dpkg -s $(WORLD_PACKAGES) >/dev/null 2>&1; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(WORLD_PACKAGES) >/dev/null 2>&1; then \
+	  echo "installed $(WORLD_PACKAGES) for the tests of the worlds"; \
+	else \
+	  echo "not all of $(WORLD_PACKAGES) can be installed here: the tests of sciworld or browser are skipped"; \
+	fi
+	@if [ ! -e $(VENV)/.setup-worlds ] || [ pyproject.toml -nt $(VENV)/.setup-worlds ]; then \
+	  $(PIP) install -q -c constraints.txt -e ".[worlds]" && touch $(VENV)/.setup-worlds || \
+	  echo "the packages of ludus[worlds] cannot be installed here: the tests of their worlds are skipped"; \
+	fi
+
+test: setup sandbox-tools world-tools
 	$(BIN)/python -m pytest -n 2
 
 lint: setup-lint

@@ -64,6 +64,19 @@ def test_the_gold_path_earns_the_whole_reward_and_no_prompt_tells_it(session):
     assert seen[-1].metrics["success"] == 1
 
 
+def test_the_same_commands_are_answered_alike_however_often_a_variation_is_loaded():
+    commands = ("open door to art studio", "look in art studio", "wait", "look in art studio")
+    told = set()
+    for split in range(4):
+        environment = make("sciworld", options={"experiments": ("use-thermometer",)})
+        session = environment.open(environment.tasks("test")[0], seed=split)
+        session.start()
+        told.add(tuple(said(session.act(Action(content=command))) for command in commands))
+        session.close()
+    assert len(told) == 1
+    assert "wood cup" in told.pop()[1]
+
+
 def test_a_wrong_decision_ends_the_session_and_takes_back_what_was_earned(session):
     rewards = [session.act(Action(content=command)).reward for command in ("open door to kitchen", "inventory")]
     end = session.act(Action(content="focus on air"))

@@ -44,8 +44,12 @@ SHORT = (
 """Those whose gold path takes 35 commands at most, and which start in a second. test-conductivity takes the simulator five to make."""
 MAX_COMMAND_CHARS = 200
 _PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
-_JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-"""A quarter of the memory that it takes by itself (309 MiB instead of 1.1 GiB), at the same speed."""
+_JAVA = [
+    "-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+    "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
+]  # fmt: skip
+"""A quarter of the memory that it takes by itself, at the same speed. And one hash for all objects: the simulator walks over sets, and
+otherwise tells the things in a room, and lets them warm each other, in an order that changes from one load to the next."""
 
 
 class SciWorld:
@@ -83,7 +87,9 @@ class SciWorld:
         return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
 
     def act(self, text: str) -> Reply:
-        command = re.sub(r"[^\x20-\x7e]+", " ", text).strip()  # its commands are ASCII, and half a surrogate pair breaks the link
+        command = re.sub(
+            r"[^\x20-\x7e]+", " ", text
+        ).strip()  # its commands are ASCII, and half a surrogate pair breaks the link
         if not command or len(command) > MAX_COMMAND_CHARS:
             return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
         simulator = self._running()

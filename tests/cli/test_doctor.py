@@ -11,7 +11,7 @@ from ludus.cli.main import app
 from ludus.errors import ConfigError
 from ludus.sandboxes import detect
 
-NAMES = ["python", "torch", "packages", "machine", "gpu", "process", "namespace", "container"]
+NAMES = ["python", "torch", "packages", "machine", "gpu", "process", "namespace", "container", *doctor.WORLDS]
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,19 @@ def test_without_a_container_service_it_says_how_to_get_one(monkeypatch):
     assert "podman system service" in detect.driver("container").remedy
     monkeypatch.setattr(shutil, "which", lambda name, **more: None)
     assert "install" in detect.driver("container").remedy
+
+
+def test_a_world_that_lacks_a_package_or_a_program_says_what_to_install(monkeypatch):
+    import importlib.util
+
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "java" else found(name, **more))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "scienceworld" else object())
+    line = doctor._world("sciworld", namespace=True)
+    assert (line.works, line.says) == (False, "missing: scienceworld, java")
+    assert line.remedy == 'pip install "ludus[worlds]"; apt-get install default-jre-headless'
+    assert doctor._world("household", namespace=True).works
+    assert doctor._world("shell", namespace=False).remedy == "See the line namespace."
 
 
 def test_a_gpu_with_a_torch_for_the_cpu_is_pointed_out(monkeypatch):

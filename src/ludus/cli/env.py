@@ -56,17 +56,20 @@ def list_environments() -> None:
     """Registered environments: built-ins and those of installed packages."""
     from ludus.environments import make, names
     from ludus.environments.environment import isolation_of
-    from ludus.errors import ConfigError
+    from ludus.errors import LudusError
 
     for name in names():
         try:
             environment = make(name)
             first_line = (environment.description.splitlines() or [""])[0]
-            knobs = ", ".join(f"{option}={value}" for option, value in environment.options.items())
+            knobs = ", ".join(f"{option}={_short(value)}" for option, value in environment.options.items())
             apart = "  [isolation: process]" if isolation_of(environment) == "process" else ""
-            typer.echo(f"{name:14} {first_line}{f'  ({knobs})' if knobs else ''}{apart}")
-        except ConfigError as error:
-            typer.echo(f"{name:14} broken: {error}")
+            asks = ", ".join(getattr(environment, "capabilities", ()))
+            typer.echo(
+                f"{name:16} {first_line}{f'  ({knobs})' if knobs else ''}{apart}{f'  [asks: {asks}]' if asks else ''}"
+            )
+        except LudusError as error:
+            typer.echo(f"{name:16} broken: {error}")
 
 
 @app.command()
@@ -185,6 +188,11 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _arguments(arguments: Any) -> str:

@@ -19,8 +19,9 @@
 An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
 text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`;
 beside tools, `say(self, text)` for what is said without a call (otherwise that is refused).
-Any method may be async. An attribute `isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a
-started sandbox for code that is not trusted at `self.sandbox` (sandboxing.py).
+Any method may be async. `capabilities = ("planning", "memory")` says what the environment asks of a player. An attribute
+`isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a started sandbox for code that is not trusted
+at `self.sandbox` (sandboxing.py).
 '''
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ class AuthoredEnvironment:
         self.description = _docstring(author)
         self.tools = tools_of(author)
         self.isolation = isolation_of(author, name=self.name)
+        self.capabilities: tuple[str, ...] = tuple(getattr(author, "capabilities", ()))
         self.declared: Declared = declared_by(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from ludus.environments import Reply
-from ludus.errors import EnvironmentFailed, nearest
+from ludus.errors import ConfigError, nearest
 
 MOVES = {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
 """What can be done anywhere, and minigrid's number for it. `go to THING` is made of these."""
@@ -203,7 +203,7 @@ def level_ids() -> dict[str, str]:
         import minigrid  # noqa: F401  (registers the levels)
         from minigrid.envs.babyai.core import roomgrid_level
     except ImportError as error:
-        raise EnvironmentFailed(
+        raise ConfigError(
             f'babyai needs minigrid, which is not installed ({error}): pip install "ludus[worlds]"'
         ) from None
     roomgrid_level.print = lambda *_: None  # type: ignore[attr-defined]  # it prints every mission that it throws away

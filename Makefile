@@ -7,11 +7,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help sandbox-tools world-tools setup setup-lint setup-benchmark quickstart test lint types benchmark clean
+.PHONY: help sandbox-tools world-tools setup setup-test setup-lint setup-benchmark quickstart test test-worlds lint types benchmark clean
 
 help:
 	@echo "make quickstart   a tiny agent learns three worlds on this machine's CPU (minutes)"
 	@echo "make test         the test suite"
+	@echo "make test-worlds  the worlds that stand on other people's packages (Java, Chromium, ...), installed where they can be had"
 	@echo "make lint types   ruff and mypy"
 	@echo "make benchmark    every benchmark, one JSON line per case"
 
@@ -19,7 +20,11 @@ help:
 $(VENV)/.setup: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
-	$(PIP) install -q -c constraints.txt -e ".[test,gguf]"
+	$(PIP) install -q -c constraints.txt -e ".[gguf]"
+	@touch $@
+
+$(VENV)/.setup-test: $(VENV)/.setup
+	$(PIP) install -q -c constraints.txt -e ".[test]"
 	@touch $@
 
 $(VENV)/.setup-lint: $(VENV)/.setup
@@ -31,6 +36,7 @@ $(VENV)/.setup-benchmark: $(VENV)/.setup
 	@touch $@
 
 setup: $(VENV)/.setup
+setup-test: $(VENV)/.setup-test
 setup-lint: $(VENV)/.setup-lint
 setup-benchmark: $(VENV)/.setup-benchmark
 
@@ -50,7 +56,7 @@ sandbox-tools:
 
 # The same for the worlds that stand on other people's packages: what cannot be had is skipped, and `ludus doctor` says what is missing.
 WORLD_PACKAGES := default-jre-headless chromium
-world-tools: setup
+world-tools: setup-test
 	@if dpkg -s $(WORLD_PACKAGES) >/dev/null 2>&1; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
 	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(WORLD_PACKAGES) >/dev/null 2>&1; then \
@@ -63,8 +69,11 @@ world-tools: setup
 	  echo "the packages of ludus[worlds] cannot be installed here: the tests of their worlds are skipped"; \
 	fi
 
-test: setup sandbox-tools world-tools
+test: setup-test sandbox-tools
 	$(BIN)/python -m pytest -n 2
+
+test-worlds: setup-test sandbox-tools world-tools
+	$(BIN)/python -m pytest -n 2 tests/worlds
 
 lint: setup-lint
 	$(BIN)/ruff check src tests benchmarks examples

@@ -129,6 +129,14 @@ def test_the_users_home_and_variables_are_left_alone(tmp_path):
     assert not list(tmp_path.rglob("alfworld"))
 
 
+def test_loading_textworld_leaves_the_global_random_state_alone():
+    script = (
+        "import numpy as np; before = np.random.get_state()[1].tobytes(); from ludus.worlds.household import package;"
+        "package.new_game(); print(before == np.random.get_state()[1].tobytes())"
+    )
+    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "True\n"
+
+
 @patient
 def test_the_world_passes_its_own_check():
     report = check(generated(), num_tasks=2)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from ludus.errors import EnvironmentFailed
 
 
@@ -24,6 +26,17 @@ def folder() -> Path:
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
+
+
+def new_game() -> Any:
+    """Textworld's player of such games. Importing textworld draws from numpy's global random state, which is put back."""
+    folder()
+    before = np.random.get_state()
+    from textworld import EnvInfos
+    from textworld.envs.pddl import PddlEnv
+
+    np.random.set_state(before)
+    return PddlEnv(EnvInfos(admissible_commands=True, won=True))
 
 
 @cache

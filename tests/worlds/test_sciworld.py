@@ -44,7 +44,7 @@ def test_train_dev_and_test_share_no_variation():
 
 
 def test_the_splits_are_the_librarys_own():
-    """One experiment whose number of variations four does not divide; all thirty were compared by hand."""
+    """One experiment whose number of variations four does not divide; 24 of the 30 were compared by hand."""
     simulator = sciworld._POOL.take()
     simulator.load("identify-life-stages-1", 0)
     for split, name in (("train", "getVariationsTrain"), ("dev", "getVariationsDev"), ("test", "getVariationsTest")):

@@ -20,6 +20,7 @@ from ludus.controller.link import Endpoint, Link
 from ludus.controller.protocol import MAX_FRAME_BYTES
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 
+_jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 CONNECT_S = 5.0
 """Of one attempt: an address that swallows packets must not hold up everybody."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -70,7 +71,7 @@ class Line:
             except ControllerFailed as error:
                 if error.status != TOO_FAST:
                     raise
-                await asyncio.sleep(random.uniform(0.5, 1.5) * TOO_FAST_S)
+                await asyncio.sleep(_jitter.uniform(0.5, 1.5) * TOO_FAST_S)
 
     def tell(self, name: str, body: Any = None) -> None:
         if self._link is not None:

@@ -53,6 +53,7 @@ from ludus.environments.environment import Environment
 from ludus.errors import LudusError, WorkerLost, describe
 from ludus.types import Task
 
+_jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 DRAIN_S = 600.0
 CLOSE_S = 10.0
 """How long the end waits for sessions to be closed."""
@@ -180,7 +181,7 @@ class Worker:
             if reason != self._said:  # once, not every few seconds for as long as the controller is away
                 _log.warning("no controller at %s: %s. Dialling on, sessions go on", self._url, reason)
                 self._said = reason
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(pause_s * _jitter.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _attend(self) -> str:

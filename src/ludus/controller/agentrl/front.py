@@ -42,6 +42,7 @@ from ludus.controller.server import Controller
 from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, nearest
 from ludus.types import Action, Message, Observation, Stop, Task
 
+_seeds = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 PREFIX = "/api"
 LEASE_S = 660.0
 """Between two calls: a slow model may think for ten minutes, and their evaluator renews nothing."""
@@ -115,7 +116,7 @@ class FrontDoor:
         task = await self._task(wanted)
         opening = Open(
             task,
-            seed=random.getrandbits(32),
+            seed=_seeds.getrandbits(32),
             request_id=f"agentrl-{secrets.token_hex(8)}",
             lease_s=LEASE_S,
             wait_s=self.wait_s,

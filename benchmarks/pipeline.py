@@ -37,9 +37,7 @@ def run_config(folder: Path, *, name: str, max_staleness: int, steps: int, seed:
             "environments": {"fake": {"source": "ludus.environments.fake:FakeEnvironment", "options": options}},
             "rollout": {"group_size": GROUP_SIZE, "max_turn_tokens": 4, "max_tokens": 256, "max_invalid": 8},
             "pipeline": {"steps": steps, "groups_per_step": GROUPS_PER_STEP, "max_staleness": max_staleness},
-            "algorithm": {
-                "filter": "none"
-            },  # an untrained model seldom scores: every group is trained all the same
+            "algorithm": {"filter": "none"},  # an untrained model seldom scores: every group is trained all the same
             "trainer": {"lr": 1e-5},
             "store": {"folder": str(folder), "trajectories": False, "tensorboard": False, "checkpoint_every": 0},
         }

@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 import tomllib
 
 import pytest
 
-from ludus.cli.main import main
 from tests.launch.chat_stub import ChatStub, knows_even
 
 WORLD = "tests.launch.chat_stub:Successor"
 
 
-@pytest.fixture
-def ludus(monkeypatch, capsys, tmp_path):
-    """Calls the command in this process, in an empty folder; returns exit code, stdout, stderr."""
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch, tmp_path):
+    """In an empty folder, and quick to give an endpoint up."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ludus", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code or 0
-        out, err = capsys.readouterr()
-        return int(str(code)), out, err
-
-    return call
 
 
 def knows_all(body):

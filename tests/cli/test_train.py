@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ludus.cli.main import main
 from ludus.config import dump_config, load_config, parse_config
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import make_config
@@ -25,23 +24,6 @@ def run_file(small_model, tmp_path) -> Path:
     path = tmp_path / "run.toml"
     path.write_text(dump_config(make_config(tmp_path / "runs", small_model)))
     return path
-
-
-@pytest.fixture
-def ludus(monkeypatch, capsys):
-    """Calls the command in this process; returns exit code, stdout, stderr."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["ludus", *map(str, arguments)])
-        code: object = 0
-        try:
-            main()
-        except SystemExit as exit:
-            code = exit.code or 0
-        out, err = capsys.readouterr()
-        return int(str(code)), out, err
-
-    return call
 
 
 def test_a_dry_run_prints_a_run_that_reads_back(ludus, run_file, tmp_path):

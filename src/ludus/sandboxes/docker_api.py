@@ -15,6 +15,7 @@ import httpx
 from ludus.errors import SandboxFailed
 
 CALL_S = 60.0
+_NOT_THERE = "no such "
 _UPGRADE = {"Connection": "Upgrade", "Upgrade": "tcp"}
 
 
@@ -85,8 +86,13 @@ class DockerApi:
         return Exec(self, exec_id, response)
 
     def exec_state(self, exec_id: str) -> dict[str, Any]:
-        """Empty when it is gone with its container."""
-        return dict(self._ask("GET", f"/exec/{exec_id}/json", accept=(404,)))
+        """Empty when it is gone with its container: Docker answers 404, podman 500 where the container went while it looked."""
+        try:
+            return dict(self._ask("GET", f"/exec/{exec_id}/json", accept=(404,)))
+        except SandboxFailed as error:
+            if _NOT_THERE in str(error).lower():
+                return {}
+            raise
 
     def close(self) -> None:
         self._client.close()

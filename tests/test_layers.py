@@ -51,7 +51,9 @@ MUST_NEVER_SEE = {
     "pipeline": HTTP,
     "rollout": HTTP,
 }
-COMMAND_FILES = {"main", "evolve", "collect", "doctor", "env", "eval", "models", "serve", "train", "trajectories"}
+COMMAND_FILES = {
+    "main", "evolve", "collect", "doctor", "env", "eval", "models", "profile", "serve", "train", "trajectories",
+}  # fmt: skip
 HEAVY = TORCH | HTTP | {"numpy", "pydantic", "matplotlib", "tensorboard"}
 """What a command's module may import only inside its functions, so that `ludus --help` answers at once."""
 

@@ -35,6 +35,7 @@ COMMANDS = {
         "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."
     ),
     "report": Place("ludus.cli.trajectories", "report", "Write a run's report: Markdown with plots."),
+    "profile": Place("ludus.cli.profile", "profile", "Where a run's time goes, and what holds it up, in words."),
     "doctor": Place("ludus.cli.doctor", "doctor", "What works on this machine, and what to do where it does not."),
 }
 

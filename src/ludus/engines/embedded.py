@@ -46,6 +46,9 @@ class EngineStats:
     prefill_computed: int
     prefill_reused: int
     busy_s: float
+    load_s: float
+    """Nothing was generated meanwhile."""
+    loads: int
     running: int
     waiting: int
 
@@ -104,8 +107,8 @@ class EmbeddedEngine:
             threading.Lock()
         )  # between a call that comes in and the thread's end: none may be accepted and forgotten
         self._closing = False
-        self._num_sampled = self._num_prefilled = self._num_ended = 0
-        self._busy_s = 0.0
+        self._num_sampled = self._num_prefilled = self._num_ended = self._num_loads = 0
+        self._busy_s = self._load_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
         self._thread.start()
 
@@ -169,6 +172,8 @@ class EmbeddedEngine:
             prefill_computed=self._num_prefilled,
             prefill_reused=self._schedule.num_reused,
             busy_s=self._busy_s,
+            load_s=self._load_s,
+            loads=self._num_loads,
             running=len(self._schedule.running),
             waiting=len(self._schedule.waiting),
         )
@@ -311,8 +316,11 @@ class EmbeddedEngine:
         self._calls.discard(call)
 
     def _install(self, policy: str, version: int, tensors: Mapping[str, Tensor]) -> None:
+        began = time.perf_counter()
         self._policies.install(policy, tensors)
         self._schedule.loaded(policy, version=version)
+        self._num_loads += 1
+        self._load_s += time.perf_counter() - began
 
     def _leave_queue(self, call: _Call) -> None:
         if not call.admitted:

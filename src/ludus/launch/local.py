@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.launch.speakers import OtherSpeakers
-from ludus.models.load import load_model, load_tokenizer
+from ludus.models.load import device_name, load_model, load_tokenizer
 from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
@@ -125,12 +126,20 @@ class _Training:
             evaluate=self.evaluate,
             checkpoint=self.checkpoint,
             refresh=self.speakers.refresh,
+            engine_counts=lambda: asdict(self.engine.stats()),
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
-        self.recorder.event("started", steps=self.config.pipeline.steps, version=self.trainer.version)
+        model = self.trainer.model
+        self.recorder.event(
+            "started",
+            steps=self.config.pipeline.steps,
+            version=self.trainer.version,
+            device=device_name(model.device),
+            parameters=model.num_parameters(),
+        )
         for doubt in doubts(self.config):
             self.recorder.event("doubt", text=doubt)
             warnings.warn(doubt, stacklevel=2)

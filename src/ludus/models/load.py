@@ -113,6 +113,11 @@ def resolve_device(device: str | torch.device) -> torch.device:
     return place
 
 
+def device_name(device: torch.device) -> str:
+    """What its maker calls it: "NVIDIA H200"; a CPU is "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
 def resolve_dtype(dtype: str | torch.dtype, *, device: torch.device) -> torch.dtype:
     """auto is float32 on a CPU, where bfloat16 is slow and coarse, and bfloat16 on a GPU."""
     if isinstance(dtype, torch.dtype):

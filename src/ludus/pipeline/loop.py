@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from typing import Any, Protocol, TypeVar
@@ -33,6 +33,7 @@ from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import ControllerFailed, EngineFailed, EnvironmentFailed, LudusError, WorkerLost, first_fault
 from ludus.pipeline.buffer import Admission, Buffer
+from ludus.pipeline.clock import Ledger, Timekeeper
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
 from ludus.pipeline.horizon import Horizons
 from ludus.pipeline.measure import kept_shares, step_metrics
@@ -74,6 +75,10 @@ Refresh = Callable[[int], Awaitable[None]]
 """Loads the version into whichever other policies are due for it."""
 Checkpoint = Callable[[dict[str, Any]], None]
 """Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
+EngineCounts = Callable[[], Mapping[str, float]]
+"""What the engine has done so far, for the timeline."""
+LEVELS = ("running", "waiting")
+"""Of the engine's counts, those that are of now."""
 T = TypeVar("T")
 
 
@@ -93,6 +98,7 @@ class Loop:
         evaluate: Evaluate | None = None,
         checkpoint: Checkpoint | None = None,
         refresh: Refresh | None = None,
+        engine_counts: EngineCounts = dict,
     ) -> None:
         self.config, self.pipeline = config, config.pipeline
         self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
@@ -110,6 +116,8 @@ class Loop:
         self._last_progress = time.monotonic()
         self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
         self._evaluation: asyncio.Task[None] | None = None
+        self._ledger = Ledger("wait")
+        self._engine_counts = engine_counts
 
     async def run(self) -> None:
         """Until pipeline.steps optimiser steps are done or stop() was called. A fault on either side ends both, and is raised."""
@@ -117,13 +125,32 @@ class Loop:
             async with asyncio.TaskGroup() as sides:
                 generating = sides.create_task(self._generate())
                 watching = sides.create_task(self._watch())
+                timing = sides.create_task(self._timekeeper().run())
                 await self._train(sides)
                 generating.cancel()
                 watching.cancel()
+                timing.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
         finally:
             self._trainer_thread.shutdown(wait=True)
+
+    def _timekeeper(self) -> Timekeeper:
+        def engine(*, level: bool) -> dict[str, float]:
+            return {name: count for name, count in self._engine_counts().items() if (name in LEVELS) == level}
+
+        return Timekeeper(
+            self.recorder.timeline,
+            totals={
+                "trainer": self._ledger.spent,
+                "sessions": self.arena.activity.spent,
+                "engine": lambda: engine(level=False),
+            },
+            levels={
+                "requests": lambda: engine(level=True),
+                "groups": lambda: {"playing": len(self.buffer.playing), "ready": len(self.buffer.ready)},
+            },
+        )
 
     def stop(self) -> None:
         """Finish the optimiser step in progress, then return from run()."""
@@ -206,7 +233,8 @@ class Loop:
             groups = await self._take()
             if groups is None:  # asked to stop, or nothing left to learn
                 break
-            batch = await self._batch(groups)
+            with self._ledger.during("train"):
+                batch = await self._batch(groups)
             self.feed.train(groups)
             self.horizons.learn(groups)
             empty = 0 if batch.sequences else empty + 1
@@ -247,7 +275,8 @@ class Loop:
 
     async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> None:
         version, began = self.trainer.version, time.monotonic()
-        trained = await self._in_trainer(lambda: self.trainer.step(batch))
+        with self._ledger.during("train"):
+            trained = await self._in_trainer(lambda: self.trainer.step(batch))
         train_s = time.monotonic() - began
         gap = await self._publish()
         metrics = {f"optimizer/{name}": value for name, value in trained.items()}
@@ -278,12 +307,15 @@ class Loop:
 
     async def _publish(self) -> float:
         """Publishes and loads the new version; returns the probe's gap. A wrong or partial load stops the run here."""
-        version = await self._in_trainer(self.trainer.publish)
-        await self.engine.load(version)
-        self.loaded_version = version
-        if self.refresh is not None:
-            await self.refresh(version)
-        return await self.probe()
+        with self._ledger.during("publish"):
+            version = await self._in_trainer(self.trainer.publish)
+        with self._ledger.during("load"):
+            await self.engine.load(version)
+            self.loaded_version = version
+            if self.refresh is not None:
+                await self.refresh(version)
+        with self._ledger.during("probe"):
+            return await self.probe()
 
     async def probe(self) -> float:
         """Largest logprob gap between engine and trainer on the probe prompt."""
@@ -302,7 +334,8 @@ class Loop:
         version, every = self.trainer.version, self.config.evaluation.every
         if self.evaluate is not None and every and version % every == 0:
             if self._evaluation is not None:
-                await self._evaluation
+                with self._ledger.during("evaluate"):
+                    await self._evaluation
             self._evaluation = sides.create_task(_awaited(self.evaluate(version)))
         every = self.config.store.checkpoint_every
         if self.checkpoint is not None and every and version % every == 0:
@@ -313,7 +346,8 @@ class Loop:
     async def _save(self) -> None:
         assert self.checkpoint is not None
         checkpoint, state = self.checkpoint, self.state()
-        await self._in_trainer(lambda: checkpoint(state))
+        with self._ledger.during("save"):
+            await self._in_trainer(lambda: checkpoint(state))
         self.recorder.event("checkpoint", version=self.trainer.version)
 
     def state(self) -> dict[str, Any]:

@@ -29,16 +29,27 @@ class Limits:
 
 
 class Activity:
-    """What every live session is waiting for, so that a stall can be explained."""
+    """What every live session is waiting for, so that a stall can be explained, and how long they waited for what in all."""
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[str, str, float]] = {}
+        self._spent: dict[str, float] = {}
 
     def note(self, session_id: str, task: Task, doing: str) -> None:
+        self.forget(session_id)
         self._live[session_id] = (task.id, doing, time.monotonic())
 
     def forget(self, session_id: str) -> None:
-        self._live.pop(session_id, None)
+        if ended := self._live.pop(session_id, None):
+            _, doing, since = ended
+            self._spent[doing] = self._spent.get(doing, 0.0) + time.monotonic() - since
+
+    def spent(self) -> dict[str, float]:
+        """Seconds of all sessions so far, by what they were doing, those of live ones included."""
+        now, spent = time.monotonic(), self._spent.copy()
+        for _, doing, since in self._live.values():
+            spent[doing] = spent.get(doing, 0.0) + now - since
+        return spent
 
     def doing(self, session_id: str) -> str:
         return self._live.get(session_id, ("", "", 0.0))[1]

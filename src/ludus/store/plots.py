@@ -19,6 +19,7 @@ from ludus.store.curves import (
     number,
     tokens_per_s,
 )
+from ludus.store.timeline import SESSIONS, TRAINER, Span
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,8 +28,18 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 MARKERS = "osD^vPX*"
 INK = "#333333"
-TRAINER_COLOURS = (COLOURS[0], COLOURS[2], "#D0D0D0")
+IDLE = "#D0D0D0"
+TRAINER_COLOURS = (COLOURS[0], COLOURS[2], IDLE)
 SESSION_COLOURS = (COLOURS[1], COLOURS[3])
+TIMELINE_COLOURS = {
+    "training": COLOURS[0],
+    "loading": COLOURS[2],
+    "saving": COLOURS[4],
+    "idle": IDLE,
+    "generating": COLOURS[1],
+    "in their environment": COLOURS[3],
+    "waiting for a place": IDLE,
+}
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -57,8 +68,8 @@ Scale = Literal["free", "positive", "share", "rate"]
 """What the y axis shows: any number, from 0 up, per cent from 0 up, or the whole way from 0 to 100 %."""
 
 
-def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0) -> None:
-    """One row of panels into one PNG."""
+def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0, column: bool = False) -> None:
+    """One row of panels into one PNG, or one column of them over the same x axis."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -66,7 +77,10 @@ def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0) -> None:
     with rc_context(STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(8.4, height), layout="constrained")
         FigureCanvasAgg(figure)
-        for axes, panel in zip(np.ravel(figure.subplots(1, len(panels), squeeze=False)), panels, strict=True):
+        rows, columns = (len(panels), 1) if column else (1, len(panels))
+        for axes, panel in zip(
+            np.ravel(figure.subplots(rows, columns, squeeze=False, sharex=column)), panels, strict=True
+        ):
             panel(axes)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Software": None})
@@ -183,6 +197,59 @@ def time_shares(metrics: Sequence[Line]) -> Panel:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
 
     return panel
+
+
+def timeline(parts: Sequence[Span]) -> list[Panel]:
+    """Trainer, sessions and engine over the same clock; seconds that nobody recorded, between a stop and a resume, are left out."""
+    unit, scale = time_unit(sum(part.seconds for part in parts))
+    edges = np.concatenate(([0.0], np.cumsum([part.seconds for part in parts]))) / scale
+
+    def trainer(axes: Axes) -> None:
+        _stack(axes, edges, {name: [part.trainer[name] for part in parts] for name in TRAINER})
+        _over_time(axes, title="Trainer", label="share of its time")
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+
+    def sessions(axes: Axes) -> None:
+        _stack(axes, edges, {name: [part.sessions[name] for part in parts] for name in SESSIONS})
+        _over_time(axes, title="Sessions", label="number")
+
+    def engine(axes: Axes) -> None:
+        _stack(axes, edges, {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]})
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+        rate = axes.twinx()
+        rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, label="tokens/s (right)", linewidth=1.2)
+        rate.set_ylabel("tokens/s")
+        rate.set_ylim(bottom=0)
+        rate.grid(visible=False)
+        rate.spines["right"].set_visible(True)
+        axes.plot([], [], color=INK, label="tokens/s (right)", linewidth=1.2)
+        _over_time(axes, title="Engine", label="busy")
+        axes.set_xlabel(f"time, {unit}")
+
+    return [trainer, sessions, engine]
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """What to count a run's time in."""
+    return ("s", 1.0) if seconds < 180 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
+
+
+def _stack(axes: Axes, edges: np.ndarray, layers: Mapping[str, Sequence[float]]) -> None:
+    floor = np.zeros(len(edges) - 1)
+    for name, values in layers.items():
+        top = floor + np.array(values)
+        axes.stairs(top, edges, baseline=floor, fill=True, color=TIMELINE_COLOURS[name], label=name)
+        floor = top
+
+
+def _over_time(axes: Axes, *, title: str, label: str) -> None:
+    axes.set_title(title)
+    axes.set_ylabel(label)
+    axes.margins(x=0)
+    axes.grid(visible=False)
+    axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2)
 
 
 def throughput(metrics: Sequence[Line]) -> Panel:

@@ -20,7 +20,7 @@ MAX_FILE_BYTES = 64 * 2**20
 
 
 class Recorder:
-    """Writes metrics, events, trajectories and evaluations of a locked RunFolder, and closes it. For one thread."""
+    """Writes metrics, events, trajectories, evaluations and the timeline of a locked RunFolder, and closes it. For one thread."""
 
     def __init__(
         self,
@@ -35,6 +35,7 @@ class Recorder:
         self._metrics = LineFile(folder.metrics_file)
         self._events = LineFile(folder.events_file)
         self._evaluations = LineFile(folder.evaluations_file)
+        self._timeline = LineFile(folder.timeline_file)
         first_file = _next_file(folder)
         self._trajectories = LineFile(first_file) if trajectories else None
         self._tensorboard = TensorBoard(folder.tensorboard, resumed_at=folder.resumed_at) if tensorboard else None
@@ -65,8 +66,14 @@ class Recorder:
         self._evaluations.append(line)
         self._tell("evaluation", line)
 
+    def timeline(self, line: Mapping[str, Any]) -> None:
+        """Who did what in the second that is over; see store/timeline.py. No listener is told: none can be waiting for it."""
+        self._timeline.append(line)
+
     def close(self) -> None:
-        files = (self._metrics, self._events, self._evaluations, self._trajectories, self._tensorboard)
+        files = (
+            self._metrics, self._events, self._evaluations, self._timeline, self._trajectories, self._tensorboard
+        )  # fmt: skip
         for file in files:
             if file is not None:
                 file.close()

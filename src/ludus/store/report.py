@@ -10,6 +10,7 @@ from typing import Any
 from ludus.store import plots
 from ludus.store.curves import Line, counts, curve, curves, number, step_s, tokens_per_s
 from ludus.store.lines import naming_failure
+from ludus.store.profile import draw_timeline, figures, profile
 from ludus.store.run_folder import RunFolder
 
 Rows = Sequence[Sequence[str]]
@@ -100,7 +101,15 @@ def _time(folder: RunFolder, metrics: Sequence[Line]) -> str:
         return ""
     plots.draw(folder.plots / "time.png", [plots.stacked_time(metrics), plots.time_shares(metrics)], height=3.2)
     note = "Trainer and sessions run at the same time. The sessions' seconds are summed over all that ran together."
-    return f"## Where the time went\n\n{note}\n\n{_image('time')}"
+    return "\n\n".join(["## Where the time went", *_timeline(folder), note, _image("time")])
+
+
+def _timeline(folder: RunFolder) -> list[str]:
+    made = profile(folder)
+    if made is None:
+        return []
+    draw_timeline(made, into=folder.plots)
+    return [made.verdict.text, _image("timeline"), table(("", ""), figures(made))]
 
 
 def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:

@@ -4,6 +4,7 @@ config.toml              the resolved run
 metrics.jsonl            one line per optimiser step
 events.jsonl             started, resumed, checkpoint, publish, failures, ...
 evaluations.jsonl        one line per evaluation on held-out tasks
+timeline.jsonl           one line per second of training: what trainer, sessions and engine did in it
 trajectories/*.jsonl     every trajectory; a new file when one is full, and on every resume
 checkpoints/  export/  tensorboard/
 report.md  plots/        written by `ludus report`
@@ -40,6 +41,7 @@ class RunFolder:
         self.metrics_file = path / "metrics.jsonl"
         self.events_file = path / "events.jsonl"
         self.evaluations_file = path / "evaluations.jsonl"
+        self.timeline_file = path / "timeline.jsonl"
         self.report_file = path / "report.md"
         self.trajectories = path / "trajectories"
         self.checkpoints = path / "checkpoints"
@@ -106,6 +108,9 @@ class RunFolder:
 
     def evaluations(self, *, report: Report = warn) -> list[dict[str, Any]]:
         return list(read_lines(self.evaluations_file, report=report))
+
+    def timeline(self, *, report: Report = warn) -> list[dict[str, Any]]:
+        return list(read_lines(self.timeline_file, report=report))
 
     def records(self, *, report: Report = warn) -> Iterator[dict[str, Any]]:
         """Every trajectory as plain JSON, oldest first: cheap to filter. `superseded` marks what a resumed run has played again."""

@@ -1,0 +1,88 @@
+"""Where a run's time goes, second by second. Promise: what it costs does not show: one line per second, whatever happens in it.
+
+Everybody counts for himself: the loop what the trainer does, the arena what sessions do, the engine what it computed. Once a second the
+timekeeper reads the counts and writes what was added since.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+EVERY_S = 1.0
+Counts = Mapping[str, float]
+Read = Callable[[], Counts]
+
+
+class Ledger:
+    """Seconds by activity of somebody who does one thing at a time."""
+
+    def __init__(self, doing: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._doing, self._clock, self._since = doing, clock, clock()
+        self._spent: dict[str, float] = {}
+
+    @contextmanager
+    def during(self, doing: str) -> Iterator[None]:
+        before = self._doing
+        self._turn_to(doing)
+        try:
+            yield
+        finally:
+            self._turn_to(before)
+
+    def spent(self) -> dict[str, float]:
+        """Seconds so far, those of what is going on included."""
+        self._turn_to(self._doing)
+        return dict(self._spent)
+
+    def _turn_to(self, doing: str) -> None:
+        now = self._clock()
+        self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
+        self._doing, self._since = doing, now
+
+
+class Timekeeper:
+    """Writes the timeline. `totals` only ever grow, and their growth is written; `levels` are written as they stand."""
+
+    def __init__(
+        self,
+        write: Callable[[Mapping[str, Any]], None],
+        *,
+        totals: Mapping[str, Read],
+        levels: Mapping[str, Read],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._write, self._totals, self._levels, self._clock = write, totals, levels, clock
+        self._since = clock()
+        self._before = {name: read() for name, read in totals.items()}
+
+    async def run(self) -> None:
+        """Until it is cancelled; what the last second held is then written too."""
+        try:
+            while True:
+                await asyncio.sleep(EVERY_S)
+                self.tick()
+        finally:
+            self.tick()
+
+    def tick(self) -> None:
+        now = self._clock()
+        if now <= self._since:
+            return
+        seconds = now - self._since
+        line: dict[str, Any] = {"time": round(time.time() - seconds, 3), "seconds": round(seconds, 4)}
+        for name, read in self._totals.items():
+            after = read()
+            line[name] = _rounded({key: value - self._before[name].get(key, 0) for key, value in after.items()})
+            self._before[name] = after
+        line |= {name: _rounded(read()) for name, read in self._levels.items()}
+        self._since = now
+        self._write(line)
+
+
+def _rounded(counts: Counts) -> dict[str, float]:
+    """What is zero is left out: most activities do not happen in most seconds."""
+    return {key: rounded for key, value in counts.items() if (rounded := round(value, 4))}

@@ -2,6 +2,7 @@ import os
 import random
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,10 @@ if shutil.which("java") is None:
 from ludus.environments import check, make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action
-from ludus.worlds import sciworld
-from ludus.worlds.sciworld import SHORT, VARIATIONS, variations
+from ludus.worlds.sciworld import simulator as simulators
+from ludus.worlds.sciworld import world as sciworld
+from ludus.worlds.sciworld.identity import patched_classes
+from ludus.worlds.sciworld.world import SHORT, VARIATIONS, variations
 from tests.worlds.playing import contents, patient, world
 
 QUICK = {"experiments": ("lifespan-longest-lived",)}
@@ -45,12 +48,12 @@ def test_train_dev_and_test_share_no_variation():
 
 def test_the_splits_are_the_librarys_own():
     """One experiment whose number of variations four does not divide; 24 of the 30 were compared by hand."""
-    simulator = sciworld._POOL.take()
+    simulator = simulators.POOL.take()
     simulator.load("identify-life-stages-1", 0)
     for split, name in (("train", "getVariationsTrain"), ("dev", "getVariationsDev"), ("test", "getVariationsTest")):
         assert list(simulator.call(name)) == list(variations("identify-life-stages-1", split=split))
     assert simulator.call("getTaskMaxVariations", "identify-life-stages-1") == VARIATIONS["identify-life-stages-1"]
-    sciworld._POOL.give_back(simulator)
+    simulators.POOL.give_back(simulator)
 
 
 def test_the_gold_path_earns_the_whole_reward_and_no_prompt_tells_it(session):
@@ -75,6 +78,34 @@ def test_the_same_commands_are_answered_alike_however_often_a_variation_is_loade
         session.close()
     assert len(told) == 1
     assert "wood cup" in told.pop()[1]
+
+
+def test_things_are_found_by_their_own_number_and_not_by_one_that_java_makes_up():
+    simulator = simulators.POOL.take()
+    new = simulator._gateway.jvm.scienceworld.struct.EnvObject
+    things = [new() for _ in range(3)]
+    assert [thing.hashCode() for thing in things] == [thing.uuid() for thing in things]
+    assert len({thing.hashCode() for thing in things}) == 3
+    simulators.POOL.give_back(simulator)
+
+
+def test_the_changed_class_is_written_once_and_mended_where_it_is_damaged(tmp_path):
+    from scienceworld.constants import JAR_PATH
+
+    folder = patched_classes(Path(JAR_PATH), cache=tmp_path)
+    (file,) = (path for path in folder.rglob("*") if path.is_file())
+    whole, when = file.read_bytes(), file.stat().st_mtime_ns
+    assert patched_classes(Path(JAR_PATH), cache=tmp_path) == folder
+    assert file.stat().st_mtime_ns == when
+    file.write_bytes(whole[:100])
+    patched_classes(Path(JAR_PATH), cache=tmp_path)
+    assert file.read_bytes() == whole
+
+
+def test_a_half_downloaded_package_is_a_named_failure(tmp_path):
+    (tmp_path / "half.jar").write_bytes(b"PK\x03\x04 and no more")
+    with pytest.raises(EnvironmentFailed, match="install scienceworld again"):
+        patched_classes(tmp_path / "half.jar", cache=tmp_path)
 
 
 def test_a_wrong_decision_ends_the_session_and_takes_back_what_was_earned(session):
@@ -110,7 +141,7 @@ def test_a_dead_java_process_is_a_named_failure_and_the_next_session_gets_anothe
 
 
 def test_a_machine_without_java_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(sciworld, "_POOL", sciworld.Pool())
+    monkeypatch.setattr(sciworld, "POOL", simulators.Pool())
     monkeypatch.setattr(shutil, "which", lambda name: None)
     environment = make("sciworld")
     with pytest.raises(EnvironmentFailed, match="apt-get install default-jre-headless"):

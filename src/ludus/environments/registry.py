@@ -40,7 +40,7 @@ BUILT_IN = {
     "textcraft": "ludus.worlds.textcraft.world:Textcraft",
     "shell": "ludus.worlds.shell.world:Shell",
     "babyai": "ludus.worlds.babyai:BabyAI",
-    "sciworld": "ludus.worlds.sciworld:SciWorld",
+    "sciworld": "ludus.worlds.sciworld.world:SciWorld",
     "household": "ludus.worlds.household.world:Household",
     "browser": "ludus.worlds.browser.world:Browser",
 }

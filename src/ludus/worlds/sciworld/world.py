@@ -7,18 +7,15 @@ The score between 0 and 1 is paid as it grows; a wrong decision (focus on the wr
 
 from __future__ import annotations
 
-import atexit
-import logging
 import random
 import re
-import shutil
-import threading
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from ludus.environments import Reply
-from ludus.errors import EnvironmentFailed, nearest
+from ludus.errors import nearest
+from ludus.worlds.sciworld.simulator import POOL, Simulator
 
 VARIATIONS = {
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -44,12 +41,6 @@ SHORT = (
 """Those whose gold path takes 35 commands at most, and which start in a second. test-conductivity takes the simulator five to make."""
 MAX_COMMAND_CHARS = 200
 _PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
-_JAVA = [
-    "-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-    "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
-]  # fmt: skip
-"""A quarter of the memory that it takes by itself, at the same speed. And one hash for all objects: the simulator walks over sets, and
-otherwise tells the things in a room, and lets them warm each other, in an order that changes from one load to the next."""
 
 
 class SciWorld:
@@ -80,7 +71,7 @@ class SciWorld:
         self.task, self.score = task, 0.0
         self.said: list[str] = []
         self.plan: list[str] | None = None
-        self.simulator = self.simulator or _POOL.take()
+        self.simulator = self.simulator or POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
         first = self.simulator.call("step", "look around")
@@ -120,7 +111,7 @@ class SciWorld:
     def close(self) -> None:
         simulator, self.simulator = self.simulator, None
         if simulator is not None:
-            _POOL.give_back(simulator)
+            POOL.give_back(simulator)
 
     def _running(self) -> Simulator:
         assert self.simulator is not None
@@ -144,76 +135,3 @@ def variations(experiment: str, *, split: str) -> range:
     return {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, total)}.get(
         split, range(0)
     )
-
-
-class Simulator:
-    """A Java process, used by one session at a time. Promise: when it dies, the session fails with its name."""
-
-    def __init__(self) -> None:
-        if shutil.which("java") is None:
-            raise EnvironmentFailed("sciworld needs Java, which is not here: apt-get install default-jre-headless")
-        try:
-            from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
-            from scienceworld.constants import BASEPATH, JAR_PATH
-        except ImportError as error:
-            raise EnvironmentFailed(f'sciworld needs scienceworld ({error}): pip install "ludus[worlds]"') from None
-        # it logs every connection that a killed process leaves open, with a traceback
-        logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        # die_on_exit: it ends when our end of its input is closed, so also when this process is killed
-        port, token, self.process = launch_gateway(
-            classpath=JAR_PATH, cwd=BASEPATH, javaopts=_JAVA, die_on_exit=True, enable_auth=True, return_proc=True
-        )
-        parameters = GatewayParameters(port=port, auth_token=token, auto_field=True, auto_convert=True)
-        self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
-        self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
-
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
-    def load(self, experiment: str, variation: int, *, gold: bool = False) -> None:
-        self.call("load", experiment, variation, "", gold)
-        self.call("reset")
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        from py4j.protocol import Py4JError
-
-        try:
-            return getattr(self._server, name)(*arguments)
-        except (Py4JError, OSError) as error:
-            self.end()  # whatever state it is in, nobody gets it again
-            raise EnvironmentFailed(f"sciworld's Java process failed at {name}: {str(error)[:200]}") from None
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.process.stdin.close()
-
-
-class Pool:
-    """Simulators that no session uses now. One per session that runs, and starting one takes a second, so they are kept."""
-
-    def __init__(self) -> None:
-        self._free: list[Simulator] = []
-        self._lock = threading.Lock()
-        atexit.register(self.end)
-
-    def take(self) -> Simulator:
-        with self._lock:
-            while self._free:
-                if (simulator := self._free.pop()).alive:
-                    return simulator
-        return Simulator()
-
-    def give_back(self, simulator: Simulator) -> None:
-        if simulator.alive:
-            with self._lock:
-                self._free.append(simulator)
-
-    def end(self) -> None:
-        with self._lock:
-            while self._free:
-                self._free.pop().end()
-
-
-_POOL = Pool()

@@ -30,6 +30,9 @@ def page() -> str:
         if section := section_of(field):
             heading = f"{name}.NAME" if get_origin(field.annotation) is dict else name
             parts += [f"## [{heading}]\n", table(section.model_fields)]
+            for inner, own in section.model_fields.items():
+                if named := section_of(own):
+                    parts += [f"## [{name}.{inner}.NAME]\n", table(named.model_fields)]
     return "\n".join(parts)
 
 
@@ -61,6 +64,8 @@ def spell(annotation: Any) -> str:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (Union, types.UnionType):
         return " or ".join("unset" if one is type(None) else spell(one) for one in arguments)
+    if annotation is ...:
+        return "..."
     if origin is tuple:
         return f"[{', '.join(map(spell, arguments))}]"
     return "table" if origin is dict else str(annotation.__name__)

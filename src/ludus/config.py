@@ -313,6 +313,17 @@ class RunConfig(Section):
             )
         if algorithm.foreign == "mask" and not self.speakers.others:
             raise ValueError("algorithm.foreign is 'mask', but only the current policy speaks; set speakers.stale too")
+        if algorithm.foreign == "train" and (names := self.speakers.in_words):
+            raise ValueError(
+                f"algorithm.foreign is 'train', but speakers.outside.{names[0]} gives words without logprobs, so that it cannot be the "
+                "behaviour policy of a ratio; set algorithm.foreign = 'mask', or its kind = 'server' where it returns ids and logprobs"
+            )
+        servers = [name for name, outside in self.speakers.outside.items() if outside.kind == "server"]
+        if servers and self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"speakers.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, but rollout.temperature is "
+                f"{self.rollout.temperature:g}; set it to 1, or kind = 'chat' with algorithm.foreign = 'mask'"
+            )
         bound = bound or bool(self.speakers.others and algorithm.foreign == "train")
         if algorithm.loss == "reinforce" and algorithm.centre == "behaviour" and bound:
             raise ValueError(

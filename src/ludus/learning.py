@@ -63,6 +63,22 @@ class HorizonConfig(Section):
         return self
 
 
+class OutsideConfig(Section):
+    url: str = Field(pattern=r"^https?://")
+    """Base URL of an OpenAI-compatible endpoint, as in engine.url. A key, where one is wanted: LUDUS_API_KEY."""
+    chance: float = Field(gt=0, lt=1)
+    """Chance that it speaks."""
+    kind: Literal["chat", "server"] = "chat"
+    """chat: its words are written in the policy's tokens and have no logprobs, so they can only be masked; server: one with the policy's
+    own tokenizer that returns ids and logprobs, which may be trained on too."""
+    model: str = ""
+    """Which of the endpoint's models; empty: the only one it serves."""
+
+
+OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")
+"""Policies that an outside model may not be named after."""
+
+
 class SpeakersConfig(Section):
     stale: float = Field(default=0.0, ge=0, lt=1)
     """Chance that an older copy of the policy speaks (cross-policy sampling, 0.25 in AgentRL). Evaluation is always by the newest."""
@@ -70,24 +86,47 @@ class SpeakersConfig(Section):
     """Optimiser steps between two refreshes of that copy."""
     reference: float = Field(default=0.0, ge=0, lt=1)
     """Chance that the model the run started with speaks."""
+    outside: dict[str, OutsideConfig] = {}
+    """Models behind endpoints, by the name that their turns are stored with."""
     draw: Literal["turn", "session"] = "turn"
     """Who speaks is drawn for every turn, or once for a whole session."""
+    schedule: list[tuple[int, float]] = []
+    """Points (optimiser step, part of these chances that counts then), linear between them: [[0, 1.0], [200, 0.0]]; empty: all of them."""
 
     @property
     def others(self) -> dict[str, float]:
         """The policies that speak beside the current one, with their chances."""
-        return {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
+        ours = {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
+        return ours | {name: outside.chance for name, outside in self.outside.items()}
+
+    @property
+    def in_words(self) -> list[str]:
+        """Those of which nothing but words can be had."""
+        return [name for name, outside in self.outside.items() if outside.kind == "chat"]
 
     @model_validator(mode="after")
     def _somebody_else_speaks(self) -> SpeakersConfig:
-        if self.stale + self.reference >= 1:
-            raise ValueError(
-                f"speakers.stale {self.stale} and speakers.reference {self.reference} leave no turn to the current policy"
-            )
+        if sum(self.others.values()) >= 1:
+            raise ValueError(f"speakers have chances {self.others}, which leave no turn to the current policy")
         if not self.stale and self.stale_every != 25:
             raise ValueError("speakers.stale_every counts only with speakers.stale; leave it out")
-        if not self.others and self.draw != "turn":
-            raise ValueError("speakers.draw counts only with speakers.stale or speakers.reference; leave it out")
+        for key, off in (("draw", "turn"), ("schedule", [])):
+            if not self.others and getattr(self, key) != off:
+                raise ValueError(
+                    f"speakers.{key} counts only with speakers.stale, speakers.reference or speakers.outside; leave it out"
+                )
+        if taken := set(self.outside) & set(OWN_NAMES):
+            raise ValueError(f"speakers.outside.{min(taken)} has the name of a policy of the run; give it another")
+        return self
+
+    @model_validator(mode="after")
+    def _points_are_in_order(self) -> SpeakersConfig:
+        steps = [step for step, _ in self.schedule]
+        if steps != sorted(set(steps)) or any(step < 0 or not 0 <= part <= 1 for step, part in self.schedule):
+            raise ValueError(
+                f"speakers.schedule is {[list(point) for point in self.schedule]}; expected points [step, part] with growing steps "
+                "from 0 on and parts from 0 to 1"
+            )
         return self
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import httpx
 import pytest
@@ -23,17 +21,8 @@ ASKED = [{"role": "system", "content": "Play."}, {"role": "user", "content": "1 
 
 
 @pytest.fixture(scope="module")
-def url(small_model):
-    """A process of its own, as a user would start it."""
-    entry = "from ludus.cli.main import main; main()"
-    command = [sys.executable, "-c", entry, "serve", "engine", str(small_model), "rollout.max_tokens=256", "--port=0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("Serving "), process.communicate()
-    yield line.split(" at ")[1].strip()
-    process.terminate()
-    process.communicate(timeout=20)
+def url(engine_url):
+    return engine_url
 
 
 @pytest.fixture(scope="module")

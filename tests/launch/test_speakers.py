@@ -103,6 +103,27 @@ def test_a_resumed_run_has_the_stale_policy_it_would_have_had(small_model, tmp_p
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_a_schedule_is_followed_step_by_step_and_by_a_resumed_run_too(small_model, tmp_path):
+    """Nobody else at first, then all turns but a few: what was said in each step shows which step's part counted."""
+    sections = {
+        "speakers": {"stale": 0.5, "stale_every": 2, "reference": 0.49, "schedule": [[1, 0.0], [2, 1.0], [3, 0.0]]}
+    }
+    through = run(config_of(tmp_path / "through", small_model, **sections))
+    foreign = [line["tokens/foreign"] for line in through.metrics()]
+    assert [share > 0.8 for share in foreign] == [False, False, True, False, False]
+    assert [share == 0 for share in foreign] == [True, True, False, True, True]
+    for cut in (2, 3):
+        loops = []
+
+        def stop(kind, fields, cut=cut, loops=loops):
+            if kind == "metrics" and fields["step"] == cut:
+                loops[0].stop()
+
+        config = config_of(tmp_path / f"cut{cut}", small_model, **sections)
+        run(config, listeners=[stop], on_loop=loops.append)
+        assert words_of(run(config, resume=True)) == words_of(through)
+
+
 def words_of(folder):
     """What was said in every session, by whom, with which logprobs."""
     return {
@@ -111,6 +132,7 @@ def words_of(folder):
             [(s.ids.tolist(), s.logprobs.tolist()) for s in stored.trajectory.sequences],
         )
         for stored in folder.read_trajectories()
+        if stored.step < 5  # what began after the last step was played to its end by luck only
     }
 
 
@@ -130,7 +152,10 @@ def test_without_others_nothing_changes(small_model, tmp_path):
     [
         ({"speakers": {"stale": 0.6, "reference": 0.5}}, "leave no turn to the current policy"),
         ({"speakers": {"stale_every": 3}}, "only with speakers.stale"),
-        ({"speakers": {"draw": "session"}}, "only with speakers.stale or"),
+        ({"speakers": {"draw": "session"}}, "speakers.draw counts only with speakers.stale"),
+        ({"speakers": {"schedule": [[0, 1.0]]}}, "speakers.schedule counts only with speakers.stale"),
+        ({"speakers": {"stale": 0.2, "schedule": [[5, 1.0], [5, 0.0]]}}, "growing steps"),
+        ({"speakers": {"stale": 0.2, "schedule": [[0, 1.5]]}}, "parts from 0 to 1"),
         ({"speakers": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for who spoke"),
         ({"algorithm": {"foreign": "mask"}}, "only the current policy speaks"),
         (

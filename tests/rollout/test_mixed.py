@@ -4,13 +4,15 @@ import asyncio
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment
-from ludus.rollout.mixed import MixedSpeaker, pick_speaker
+from ludus.rollout.mixed import MixedSpeaker, part_at, pick_speaker
 from ludus.rollout.play import Attempt, play
-from ludus.rollout.speaker import PolicySpeaker
-from ludus.types import CURRENT
+from ludus.rollout.speaker import PolicySpeaker, Words
+from ludus.types import CURRENT, Sampling
 from tests.rollout.playing import make_arena, say
 
 OTHERS = {"stale": 0.25, "reference": 0.25}
@@ -102,3 +104,61 @@ def test_a_pool_of_one_is_no_pool(draw):
         return asked
 
     assert spoken(mixed(draw, others={})) == spoken(PolicySpeaker)
+
+
+# ------------------------------------------------------------------------------------------------ a schedule of shares
+
+FALLING = [(10, 1.0), (20, 0.5), (40, 0.0)]
+
+
+def test_the_part_is_linear_between_its_points_and_level_beyond_them():
+    steps = [0, 10, 12, 20, 30, 39, 40, 10_000]
+    assert [part_at(FALLING, step=step) for step in steps] == pytest.approx([1, 1, 0.9, 0.5, 0.25, 0.025, 0, 0])
+    assert part_at([], step=7) == 1.0
+    assert part_at([(5, 0.3)], step=0) == part_at([(5, 0.3)], step=9) == 0.3
+
+
+@given(
+    st.dictionaries(st.integers(0, 50), st.floats(0, 1), min_size=1, max_size=5).map(lambda d: sorted(d.items())),
+    st.integers(0, 60),
+)
+def test_the_part_stays_between_its_points_and_is_theirs_at_them(schedule, step):
+    parts = [part for _, part in schedule]
+    assert min(parts) - 1e-12 <= part_at(schedule, step=step) <= max(parts) + 1e-12
+    assert all(part_at(schedule, step=at) == part for at, part in schedule)
+
+
+def test_a_smaller_part_gives_turns_back_to_the_current_policy_and_to_nobody_else():
+    """The same coins: whoever is drawn with half the chances was drawn, or stood in his place, with all of them."""
+
+    def drawn(part):
+        def make(engine):
+            speaker = MixedSpeaker(engine, others=OTHERS, draw="turn", seed=0)
+            speaker.part = part
+            return speaker
+
+        return Counter(turn.policy for trajectory in play_all(make) for turn in trajectory.turns)
+
+    whole, half, none = drawn(1.0), drawn(0.5), drawn(0.0)
+    assert none == {CURRENT: 160}
+    assert whole[CURRENT] < half[CURRENT] < 160
+    assert half["stale"] > 0
+    assert half["reference"] > 0
+
+
+def test_who_was_drawn_for_a_session_speaks_to_its_end_whatever_the_part_becomes():
+    engine = FakeEngine(lambda ids, turn: say("x"))
+    speaker = MixedSpeaker(engine, others={"stale": 0.99}, draw="session", seed=0)
+    speak = {"sampling": Sampling(max_tokens=8), "session": None, "words": Words()}
+
+    async def main():
+        await engine.add_policy("stale", version=5)
+        spoken = []
+        for part in (1.0, 0.0):
+            speaker.part = part
+            spoken.append((await speaker.speak([1], session_id="s", **speak)).policy)
+        await speaker.release("s")
+        spoken.append((await speaker.speak([1], session_id="s", **speak)).policy)
+        return spoken
+
+    assert asyncio.run(main()) == ["stale", "stale", CURRENT], "and is forgotten with it"

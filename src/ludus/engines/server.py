@@ -64,6 +64,15 @@ class ServerEngine:
             self._finite(row.get(str(token), {}).get("logprob")) for token, row in zip(ids[1:], rows[1:], strict=True)
         ]
 
+    async def tokenised(self, text: str) -> list[int]:
+        """`text` as the server's own tokenizer has it: whether its ids mean what ours do."""
+        options = {"prompt": text, "max_tokens": 1, "temperature": 0.0, "return_token_ids": True}
+        choice, _ = await self._wire.choice("/completions", options)
+        ids = choice.get("prompt_token_ids")
+        if not isinstance(ids, list):
+            raise self._wire.lacks("prompt_token_ids", "use a server that knows return_token_ids, such as vLLM")
+        return [int(token) for token in ids]
+
     async def load(self, version: int, *, policy: str = CURRENT) -> None:
         raise EngineFailed(
             f"the server at {self._wire.url} cannot load version {version}: loading over HTTP is not supported; "

@@ -68,6 +68,7 @@ async def train(
                 closing.push_async_callback(parts.client.close)
                 training = _Training(parts, recorder=recorder)
                 closing.push_async_callback(training.engine.close)
+                closing.push_async_callback(training.speakers.close)
                 await training.prepare(checkpoint)
             return await training.run(on_loop)
 
@@ -90,9 +91,7 @@ class _Training:
             critic=_critic(parts, policy=model),
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
-        self.speakers = OtherSpeakers(
-            self.config.speakers, engine=self.engine, channel=self.channel, seed=self.config.seed
-        )
+        self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
         self.last_report: dict[str, Any] | None = None
 
     async def prepare(self, checkpoint: Path | None) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from ludus.types import CURRENT, Batch, Group, Trajectory
+from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory
 
 
-def step_metrics(groups: Sequence[Group], batch: Batch, *, version: int) -> dict[str, float]:
+def step_metrics(groups: Seq[Group], batch: Batch, *, version: int) -> dict[str, float]:
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     staleness = [group.staleness(version) for group in groups]
     return {
@@ -35,7 +36,7 @@ def _foreign_share(trajectories: Iterable[Trajectory]) -> float:
     return foreign / max(1, sum(turn.num_tokens for turn in turns))
 
 
-def kept_shares(groups: Sequence[Group], counts: Mapping[str, int]) -> dict[str, float]:
+def kept_shares(groups: Seq[Group], counts: Mapping[str, int]) -> dict[str, float]:
     """Of the groups played to fill this batch, those that were not replaced, in all and per environment."""
     kept = Counter(group.task.environment for group in groups)
     prefix = "groups/replaced/"
@@ -71,18 +72,25 @@ def _reward_stds(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def _surprise(trajectories: Iterable[Trajectory]) -> float:
-    """-mean logprob of what was sampled: an estimate of the entropy that needs no distribution."""
-    sampled = [s.logprobs[s.sampled] for t in trajectories for s in t.sequences]
+    """-mean logprob of what the current policy sampled: an estimate of its entropy that needs no distribution."""
+    sampled = [s.logprobs[_own(t, s)] for t in trajectories for s in t.sequences]
     flat = np.concatenate([*sampled, np.zeros(0, np.float32)])
     return float(-flat.mean()) if len(flat) else 0.0
 
 
 def _repeats(trajectories: Iterable[Trajectory]) -> float:
-    """Of all runs of four tokens that a turn sampled, the share that had come in it before."""
+    """Of all runs of four tokens that the current policy sampled in a turn, the share that had come in it before."""
     total = distinct = 0
-    for sequence in (sequence for trajectory in trajectories for sequence in trajectory.sequences):
-        for turn in np.unique(sequence.turns[sequence.sampled]):
-            said = sequence.ids[sequence.sampled & (sequence.turns == turn)].tolist()
+    for own, sequence in ((_own(t, sequence), sequence) for t in trajectories for sequence in t.sequences):
+        for turn in np.unique(sequence.turns[own]):
+            said = sequence.ids[own & (sequence.turns == turn)].tolist()
             runs = list(zip(said, said[1:], said[2:], said[3:], strict=False))
             total, distinct = total + len(runs), distinct + len(set(runs))
     return (total - distinct) / max(1, total)
+
+
+def _own(trajectory: Trajectory, sequence: Sequence) -> np.ndarray:
+    """(T,) what the current policy sampled: other speakers' words say nothing about it, and an outside model's have no logprobs."""
+    foreign = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
+    own: np.ndarray = sequence.sampled & ~np.isin(sequence.turns, foreign) if foreign else sequence.sampled
+    return own

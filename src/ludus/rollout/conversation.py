@@ -5,6 +5,7 @@ Promise: a conversation in tokens keeps what was sampled, for training; one in t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -12,7 +13,7 @@ from typing import Protocol
 from ludus.controller.client import ClientSession
 from ludus.rollout import tool_calls
 from ludus.rollout.chat import Chat
-from ludus.rollout.speaker import Speaker, TextSpeaker
+from ludus.rollout.speaker import Speaker, TextSpeaker, Words
 from ludus.types import Action, Message, Sampling, Sequence, Tool
 
 
@@ -47,10 +48,42 @@ class Conversation(Protocol):
     def sequences(self) -> tuple[Sequence, ...]: ...
 
 
+class History:
+    """What was said, in messages as a server wants them: every call has an id, and every call of the last turn a result."""
+
+    def __init__(self) -> None:
+        self._messages: list[Message] = []
+        self._tools: tuple[Tool, ...] = ()
+        self._unanswered: list[str] = []
+        self._nameless: list[str] = []  # those of them that had no id of their own: their results have none either
+
+    def words(self) -> Words:
+        return Words(tuple(self._messages), self._tools)
+
+    def start(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
+        self._messages, self._tools = list(messages), tuple(tools)
+
+    def observe(self, messages: Seq[Message], tools: Seq[Tool] | None) -> None:
+        if tools is not None:
+            self._tools = tuple(tools)
+        names = iter(self._nameless)
+        named = [_named(message, names) for message in messages]
+        self._messages += answering(named, self._unanswered)
+
+    def say(self, said: Action) -> None:
+        place = len(self._messages)
+        calls = tuple(
+            call if call.id else replace(call, id=f"call_{place}_{n}") for n, call in enumerate(said.tool_calls)
+        )
+        self._messages.append(Message("assistant", said.content, tool_calls=calls))
+        self._unanswered = [call.id for call in calls]
+        self._nameless = [call.id for call, own in zip(calls, said.tool_calls, strict=True) if not own.id]
+
+
 class InTokens:
     def __init__(self, chat: Chat, speaker: Speaker, *, session_id: str) -> None:
         self._chat, self._speaker, self._session_id = chat, speaker, session_id
-        self._transcript = chat.transcript()
+        self._transcript, self._history = chat.transcript(), History()
         self._prompt_ids: list[int] = []
         self._has_tools = False
 
@@ -60,11 +93,13 @@ class InTokens:
 
     def start(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
         self._has_tools = bool(tools)
+        self._history.start(messages, tools)
         self._prompt_ids = self._transcript.start(messages, tools)
 
     def observe(self, messages: Seq[Message], tools: Seq[Tool] | None) -> None:
         if tools is not None:
             self._has_tools = bool(tools)
+        self._history.observe(messages, tools)
         self._prompt_ids = self._transcript.observe(messages, tools)
 
     async def speak(self, *, turn: int, sampling: Sampling, session: ClientSession) -> Spoken:
@@ -73,10 +108,13 @@ class InTokens:
             sampling=replace(sampling, stop_ids=self._chat.stop_ids),
             session_id=self._session_id,
             session=session,
+            words=self._history.words(),
         )
         self._transcript.speak(completion, turn=turn)
+        action = self._chat.parse(completion.ids, tools=self._has_tools)
+        self._history.say(action)
         return Spoken(
-            action=self._chat.parse(completion.ids, tools=self._has_tools),
+            action=action,
             complete=completion.stop == "end",
             policy=completion.policy,
             version=completion.versions[0] if completion.versions else 0,
@@ -92,34 +130,24 @@ class InText:
     """The history is kept as messages, each of the model's turns as it was said."""
 
     def __init__(self, speaker: TextSpeaker, *, session_id: str) -> None:
-        self._speaker, self._session_id = speaker, session_id
-        self._messages: list[Message] = []
-        self._tools: tuple[Tool, ...] = ()
-        self._unanswered: list[str] = []  # ids of the last turn's calls: a server wants a result for each
+        self._speaker, self._session_id, self._history = speaker, session_id, History()
         self.num_prompt_tokens = 0
 
     def start(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
-        self._messages, self._tools = list(messages), tuple(tools)
+        self._history.start(messages, tools)
 
     def observe(self, messages: Seq[Message], tools: Seq[Tool] | None) -> None:
-        if tools is not None:
-            self._tools = tuple(tools)
-        self._messages += answering(messages, self._unanswered)
+        self._history.observe(messages, tools)
 
     async def speak(self, *, turn: int, sampling: Sampling, session: ClientSession) -> Spoken:
+        words = self._history.words()
         answer = await self._speaker.answer(
-            tuple(self._messages),
-            tools=self._tools,
-            sampling=sampling,
-            session_id=self._session_id,
-            session=session,
+            words.messages, tools=words.tools, sampling=sampling, session_id=self._session_id, session=session
         )
-        said = answer.action
-        self._messages.append(Message("assistant", said.content, tool_calls=said.tool_calls))
-        self._unanswered = [call.id for call in said.tool_calls if call.id]
+        self._history.say(answer.action)
         self.num_prompt_tokens = answer.num_prompt_tokens + answer.num_tokens
         return Spoken(
-            action=read(said) if self._tools else said,
+            action=read(answer.action) if words.tools else answer.action,
             complete=answer.stop == "end",
             policy=answer.policy,
             version=0,
@@ -136,6 +164,12 @@ def read(said: Action) -> Action:
     if said.tool_calls or said.problem:
         return said
     return tool_calls.parse(said.content, format=tool_calls.detect(said.content))
+
+
+def _named(message: Message, names: Iterator[str]) -> Message:
+    """A result without an id answers the next of the calls that had none."""
+    nameless = message.role == "tool" and not message.tool_call_id
+    return replace(message, tool_call_id=next(names, "")) if nameless else message
 
 
 def answering(messages: Seq[Message], unanswered: Seq[str]) -> list[Message]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from ludus.controller.client import ClientSession
@@ -16,10 +17,20 @@ from ludus.rollout.chat import Chat
 from ludus.types import CURRENT, Completion, Message, Sampling, Tool
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A conversation as far as it went, for a speaker who has no use for token ids."""
+
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+
+
 class Speaker(Protocol):
     async def speak(
-        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession
-    ) -> Completion: ...
+        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession, words: Words
+    ) -> Completion:
+        """Answers the conversation, which is in `ids` and, as it was said, in `words`."""
+        ...
 
     async def release(self, session_id: str) -> None: ...
 
@@ -48,7 +59,7 @@ class PolicySpeaker:
         self._policy = policy
 
     async def speak(
-        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession
+        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession, words: Words
     ) -> Completion:
         return await self._engine.generate(ids, sampling=sampling, session_id=session_id, policy=self._policy)
 
@@ -66,7 +77,7 @@ class SolverSpeaker:
         self._mistakes = mistakes
 
     async def speak(
-        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession
+        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession, words: Words
     ) -> Completion:
         action = await session.solve(mistakes=self._mistakes, rng=random.Random(sampling.seed))
         spoken = tuple(self._chat.encode_action(action))

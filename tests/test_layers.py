@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "learning", "seeds", "__init__"}
+ROOT = {"types", "errors", "config", "learning", "playing", "seeds", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "environments": set(),
@@ -32,6 +32,7 @@ MAY_IMPORT = {
     "errors": set(),
     "config": set(),
     "learning": set(),
+    "playing": set(),
     "seeds": set(),
     "__init__": set(),
 }  # fmt: skip
@@ -42,6 +43,7 @@ MUST_NEVER_SEE = {
     "errors": TORCH | HTTP | {"numpy", "pydantic"},
     "config": TORCH | HTTP | {"numpy"},
     "learning": TORCH | HTTP | {"numpy"},
+    "playing": TORCH | HTTP | {"numpy"},
     "environments": TORCH | HTTP,
     "worlds": TORCH,
     "adapters": TORCH,

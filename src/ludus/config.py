@@ -1,7 +1,7 @@
 """Every knob, one typed tree. Promise: a key is consumed or rejected, with the near name; nothing is silently ignored.
 
 A run is a TOML file plus dotted overrides (`trainer.lr=1e-4`). The docstring under a field is its help text. The knobs of learning
-stand in `learning.py`.
+stand in `learning.py`, those of playing in `playing.py`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from ludus.learning import (
     SpeakersConfig,
     TeacherConfig,
 )
+from ludus.playing import EngineConfig, RolloutConfig
 
 
 class ModelConfig(Section):
     name: str = "tiny"
     """A folder, a hub name, a pulled model (`ludus models list`), or `tiny`, which is made from scratch."""
     device: str = "auto"
-    """auto, cpu, cuda or cuda:N."""
+    """auto (a GPU where there is one), cpu, cuda or cuda:N; `devices` gives engine and trainer one each."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: float32 on a CPU, bfloat16 on a GPU."""
     chat_template: str = ""
@@ -93,74 +94,6 @@ class ControllerConfig(Section):
     """A file that holds the token for the controllers in environments.NAME.at; empty: LUDUS_TOKEN, where it is set."""
     wait_s: float = Field(default=300.0, gt=0)
     """How long a session may wait for a free slot, there or on the run's own workers, before it counts as failed."""
-
-
-class RolloutConfig(Section):
-    group_size: int = Field(default=8, ge=1)
-    """Attempts at one task that are compared with each other."""
-    min_group_size: int = Field(default=2, ge=1)
-    """A group with fewer scored attempts than this is dropped and counted."""
-    retries: int = Field(default=1, ge=0)
-    """How often a failed attempt is started anew before it is left out."""
-    max_turns: int = Field(default=16, gt=0)
-    """Turns of one session; reaching it ends the session as max_turns. An environment's own max_turns comes first."""
-    max_turn_tokens: int = Field(default=64, gt=0)
-    """Sampled tokens of one turn; a turn that reaches it ends the session as max_turn_tokens."""
-    max_tokens: int = Field(default=1024, gt=0)
-    """Prompt, observations and samples of one session; reaching it ends the session as max_tokens."""
-    max_invalid: int = Field(default=3, ge=0)
-    """Invalid actions a session survives; one more ends it as invalid."""
-    max_observation_chars: int = Field(default=8000, gt=0)
-    """A longer observation is cut, and says so."""
-    turn_timeout_s: float = Field(default=60.0, gt=0)
-    """Wall clock of one call into the environment."""
-    session_timeout_s: float = Field(default=900.0, gt=0)
-    """Wall clock of a whole session."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Of sampling, and of the logprobs that are trained."""
-
-
-class EngineConfig(Section):
-    kind: Literal["embedded", "server", "chat"] = "embedded"
-    """embedded: in this process. server: an outside one that returns token ids and logprobs, for evaluation. chat: one that speaks in text
-    alone, which can be evaluated and cloned, never trained; it needs no tokenizer here, so model.name is left out."""
-    url: str = ""
-    """server, chat: base URL of an OpenAI-compatible endpoint, e.g. http://127.0.0.1:8000/v1. A key, where one is wanted: LUDUS_API_KEY."""
-    model: str = ""
-    """server, chat: which of the endpoint's models; empty: the only one it serves."""
-    max_running: int = Field(default=64, gt=0)
-    """Sequences decoded together; the others wait."""
-    max_cached: int = Field(default=128, gt=0)
-    """Sessions whose keys and values are kept between turns; the least recently used makes room."""
-    max_waiting: int = Field(default=4096, gt=0)
-    """Requests that may queue; beyond it `generate` waits before it queues (back-pressure)."""
-    prefill_tokens: int = Field(default=0, ge=0)
-    """Prompt tokens computed between two decode steps, so that long prompts do not stall running sequences; 0 picks 1024 on a CPU,
-    16384 on a GPU."""
-    deterministic: bool = False
-    """One sequence per forward pass: tokens do not depend on who else is in the batch. Slow; for tests and exact resume."""
-    threads: int = Field(default=1, ge=0)
-    """CPU threads of a forward pass; 0 leaves torch's default."""
-
-    @model_validator(mode="after")
-    def _url_fits_kind(self) -> EngineConfig:
-        outside = self.kind != "embedded"
-        if outside != bool(self.url) or (self.url and not self.url.startswith(("http://", "https://"))):
-            raise ValueError(
-                f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' or 'chat' and only with them"
-            )
-        if self.model and not outside:
-            raise ValueError(f"engine.model is {self.model!r} with engine.kind 'embedded'; use model.name")
-        return self
-
-    @model_validator(mode="after")
-    def _server_decides_for_itself(self) -> EngineConfig:
-        for key in ("max_cached", "max_waiting", "prefill_tokens", "deterministic", "threads"):
-            if self.kind != "embedded" and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"engine.{key} is {getattr(self, key)!r} with engine.kind {self.kind!r}, which decides that for itself; leave it out"
-                )
-        return self
 
 
 class PipelineConfig(Section):
@@ -277,6 +210,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _sound(self) -> RunConfig:
         if self.rollout.min_group_size > self.rollout.group_size:
+    devices: tuple[str, ...] = Field(default=(), max_length=2)
+    """Where the engine computes and where the trainer does, e.g. ["cuda:0", "cuda:1"]. One name: both; none: both on model.device."""
             raise ValueError(
                 f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
                 "no group could ever be complete"
@@ -316,6 +251,14 @@ class RunConfig(Section):
         if algorithm.foreign == "train" and (names := self.speakers.in_words):
             raise ValueError(
                 f"algorithm.foreign is 'train', but speakers.outside.{names[0]} gives words without logprobs, so that it cannot be the "
+    @model_validator(mode="after")
+    def _devices_are_named_once(self) -> RunConfig:
+        if self.devices and self.model.device != "auto":
+            raise ValueError(
+                f"devices is {list(self.devices)} and model.device {self.model.device!r}; say it once, and leave one of them out"
+            )
+        return self
+
                 "behaviour policy of a ratio; set algorithm.foreign = 'mask', or its kind = 'server' where it returns ids and logprobs"
             )
         servers = [name for name, outside in self.speakers.outside.items() if outside.kind == "server"]

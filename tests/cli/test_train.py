@@ -169,3 +169,17 @@ def test_promise_7_after_kill_9_finished_trajectories_are_there_and_the_run_resu
     assert code == 0, err
     assert [line["step"] for line in folder.metrics()] == list(range(1, trained + 3))
     assert before <= {record["id"] for record in folder.records(report=problems.append)}
+
+
+def test_a_model_and_environments_are_all_that_a_run_needs_and_a_dry_run_tells_what_was_chosen(ludus):
+    code, out, _ = ludus("train", "--model", "tiny", "--environments", "guess,frozen_lake", "--dry-run")
+    assert code == 0
+    assert list(tomllib.loads(out)["environments"]) == ["guess", "frozen_lake"]
+    assert "# On this machine:" in out
+    assert "engine.max_running" in out.splitlines()[-1]
+
+
+def test_a_device_that_is_not_here_ends_a_dry_run(ludus):
+    code, _, err = ludus("train", "environments.guess.weight=1", 'devices=["cuda:99"]', "--dry-run")
+    assert code == 1
+    assert "devices[0] is 'cuda:99', which is not here" in err

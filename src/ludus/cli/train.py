@@ -30,10 +30,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run 
 def train(
     run_file: RunFile = None,
     overrides: Overrides = None,
+    model: Annotated[str, typer.Option(help="Short for model.name=...")] = "",
+    environments: Annotated[str, typer.Option(help="Names with commas between, beside those of the run file.")] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model with reinforcement learning, from a run file."""
+    """Train a model with reinforcement learning, from a run file, or with `--model M --environments A,B` from none.
+
+    Device, dtype, batch sizes and the engine's memory are chosen by what is here; --dry-run prints them.
+    """
+    named = [f"environments.{name.strip()}.weight=1.0" for name in environments.split(",") if name.strip()]
+    overrides = [*([f"model.name={model}"] if model else []), *named, *(overrides or [])]
     config = _resolve(run_file, overrides, dry_run=dry_run)
     result = interruptible(_train(config, resume=resume))
     if not result["finished"]:
@@ -95,6 +102,10 @@ def finish_dry_run(config: RunConfig) -> None:
 
     make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
     print(dump_config(config), end="")
+    if config.engine.kind == "embedded":
+        from ludus.launch.devices import chosen
+
+        print("\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config))]))
     raise typer.Exit
 
 

@@ -70,10 +70,10 @@ class EmbeddedEngine:
     def __init__(
         self, model: PreTrainedModel, *, channel: Channel, config: EngineConfig, max_tokens: int, version: int = 0
     ) -> None:
-        num_slots = max(config.max_cached, config.max_running)
         on_gpu = model.device.type == "cuda" and not config.deterministic
+        config = config.sized(on_gpu=on_gpu)
+        num_slots = max(config.max_cached, config.max_running)
         decode_steps = DECODE_STEPS if on_gpu else 1
-        prefill_tokens = config.prefill_tokens or (16384 if on_gpu else 1024)
         if on_gpu:
             from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
 
@@ -82,7 +82,7 @@ class EmbeddedEngine:
                 num_slots=num_slots,
                 max_tokens=max_tokens,
                 max_running=config.max_running,
-                prefill_tokens=prefill_tokens,
+                prefill_tokens=config.prefill_tokens,
                 decode_steps=decode_steps,
             )
         else:
@@ -91,7 +91,7 @@ class EmbeddedEngine:
             num_slots=num_slots,
             slot_tokens=max_tokens,
             max_running=config.max_running,
-            prefill_tokens=prefill_tokens,
+            prefill_tokens=config.prefill_tokens,
             deterministic=config.deterministic,
             decode_steps=decode_steps,
         )
@@ -226,6 +226,8 @@ class EmbeddedEngine:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)  # torch keeps it per thread: the trainer's stays as it is
+            if self._policies.device.type == "cuda":
+                torch.cuda.set_device(self._policies.device)  # of this thread: where its kernels go
             with torch.inference_mode():
                 while self._take_commands():
                     self._step()

@@ -28,7 +28,8 @@ from ludus.config import RunConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.engine import Engine
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
-from ludus.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from ludus.launch.devices import devices_of
+from ludus.models.load import load_model, load_tokenizer, resolve_dtype
 from ludus.rollout.chat import Chat
 from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
 from ludus.weights.memory import MemoryChannel
@@ -163,7 +164,7 @@ class Endpoint:
 
 def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     """`ludus serve engine`: the run file's model, until it is stopped."""
-    device = resolve_device(config.model.device)
+    device = devices_of(config).engine
     folder = config.model.name
     if folder == "tiny":
         raise ConfigError(

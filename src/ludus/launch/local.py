@@ -18,6 +18,7 @@ from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.evaluating import evaluate_policy, held_out
+from ludus.launch.devices import make_current
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.launch.speakers import OtherSpeakers
 from ludus.models.load import device_name, load_model, load_tokenizer
@@ -67,6 +68,7 @@ async def train(
                 parts = await make_parts(config, folder=folder.path)
                 closing.push_async_callback(parts.client.close)
                 training = _Training(parts, recorder=recorder)
+                make_current(parts.devices.trainer)
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
                 await training.prepare(checkpoint)
@@ -129,6 +131,7 @@ class _Training:
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
+            on_trainer_thread=lambda: make_current(parts.devices.trainer),
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         model = self.trainer.model
@@ -192,7 +195,7 @@ def _reference(parts: Parts) -> PreTrainedModel | None:
             f"teacher.model {name!r} has another vocabulary than model.name {parts.config.model.name!r}; a teacher judges the very "
             "ids that were sampled. Use a teacher of the same family."
         )
-    return load_model(name, device=parts.device, dtype=parts.dtype)
+    return load_model(name, device=parts.devices.trainer, dtype=parts.dtype)
 
 
 def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | Archer | None:

@@ -17,8 +17,9 @@ from ludus.controller.client import Client, ClientSession
 from ludus.controller.protocol import Described
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, WorkerLost, describe
+from ludus.launch.devices import Devices, devices_of, engine_config
 from ludus.launch.places import make_client
-from ludus.models.load import load_model, load_tokenizer, resolve_device, resolve_dtype
+from ludus.models.load import load_model, load_tokenizer, resolve_dtype
 from ludus.models.tiny import make_tiny
 from ludus.rollout import tool_calls
 from ludus.rollout.arena import Arena, limits_from
@@ -66,13 +67,14 @@ class Parts(Stage):
     tokenizer: PreTrainedTokenizerBase
     chat: Chat
     model_folder: str
-    device: torch.device
+    devices: Devices
     dtype: torch.dtype
     probe_ids: list[int]
     """A real first prompt, long enough to go through every layer's attention."""
 
-    def load_model(self) -> PreTrainedModel:
-        return load_model(self.model_folder, device=self.device, dtype=self.dtype)
+    def load_model(self, *, device: torch.device | None = None) -> PreTrainedModel:
+        """On the trainer's device unless another is named."""
+        return load_model(self.model_folder, device=device or self.devices.trainer, dtype=self.dtype)
 
     @property
     def probe_tolerance(self) -> float:
@@ -103,19 +105,19 @@ async def make_parts(config: RunConfig, *, folder: Path, split: str = "train") -
 
 async def _parts_on(stage: Stage, *, folder: Path) -> Parts:
     config, client, environments = stage.config, stage.client, stage.environments
-    device = resolve_device(config.model.device)
+    devices = devices_of(config)
     model_folder = config.model.name
     if model_folder == "tiny":
         corpus = [text async for text in _corpus(client, environments)]
         model_folder = str(make_tiny(folder / "tiny", corpus=corpus, seed=config.seed))
     tokenizer = load_tokenizer(model_folder)
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
-    dtype = resolve_dtype(config.model.dtype, device=device)
+    dtype = resolve_dtype(config.model.dtype, device=devices.engine)
     for observation in stage.first.values():
         chat.check_tools(observation.tools or ())
     probe = next(iter(stage.first.values()))
     probe_ids = chat.transcript().start(probe.messages, probe.tools or ())
-    return Parts(config, environments, client, stage.first, tokenizer, chat, model_folder, device, dtype, probe_ids)
+    return Parts(config, environments, client, stage.first, tokenizer, chat, model_folder, devices, dtype, probe_ids)
 
 
 @contextmanager
@@ -136,9 +138,12 @@ def make_arena(stage: Stage, speaker: Speaker | TextSpeaker, *, temperature: flo
 
 
 def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
-    config = parts.config
+    config, devices = parts.config, parts.devices
     return EmbeddedEngine(
-        parts.load_model(), channel=channel, config=config.engine, max_tokens=config.rollout.max_tokens
+        parts.load_model(device=devices.engine),
+        channel=channel,
+        config=engine_config(config, devices=devices),
+        max_tokens=config.rollout.max_tokens,
     )
 
 

@@ -44,7 +44,9 @@ async def make_player(
     closing.push_async_callback(parts.client.close)
     engine: Engine
     if kind == "server":  # model.name is our tokenizer; servers name models as they like
-        server = ServerEngine(config.engine.url, model=config.engine.model, max_running=config.engine.max_running)
+        server = ServerEngine(
+            config.engine.url, model=config.engine.model, max_running=config.engine.sized(on_gpu=False).max_running
+        )
         closing.push_async_callback(server.close)
         await server.generate(parts.probe_ids, sampling=PROBE, session_id="probe")
         engine, name = server, await server.model_name()
@@ -67,7 +69,9 @@ async def _outside(
 ) -> Player:
     stage = await make_stage(config, folder=folder, split=split)
     closing.push_async_callback(stage.client.close)
-    engine = ChatServer(config.engine.url, model=config.engine.model, max_running=config.engine.max_running)
+    engine = ChatServer(
+        config.engine.url, model=config.engine.model, max_running=config.engine.sized(on_gpu=False).max_running
+    )
     closing.push_async_callback(engine.close)
     first = next(iter(stage.first.values()))
     await engine.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")

@@ -96,21 +96,18 @@ def _naming(name: str | Path) -> Iterator[None]:
         ) from error
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """auto is the first GPU where there is one, else the CPU."""
+def resolve_device(device: str | torch.device, *, key: str = "model.device") -> torch.device:
+    """auto is the first GPU where there is one, else the CPU. `key` is who asked, for the message."""
     if isinstance(device, torch.device):
         return device
     if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        place = torch.device(device)
-    except RuntimeError:
-        raise ConfigError(f"model.device is {device!r}; expected auto, cpu, cuda or cuda:N") from None
-    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"model.device is {device!r}, but this process sees {torch.cuda.device_count()} GPUs; use cpu or auto"
-        )
-    return place
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    name = "cuda:0" if device == "cuda" else device
+    known = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if name not in known:
+        here = ", ".join(each if each == "cpu" else f"{each} ({device_name(torch.device(each))})" for each in known)
+        raise ConfigError(f"{key} is {device!r}, which is not here.{nearest(device, known)} This process sees: {here}")
+    return torch.device(name)
 
 
 def device_name(device: torch.device) -> str:

@@ -107,6 +107,7 @@ class Loop:
         self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
         self.horizons = Horizons(config.horizons)
+        on_trainer_thread: Callable[[], None] | None = None,
         self.monitor = Monitor(config.monitor)
         self.loaded_version = trainer.version
         self.stopped = False
@@ -114,7 +115,7 @@ class Loop:
         self._counts: Counter[str] = Counter()
         self._failed_in_a_row = self._replaced_in_a_row = 0
         self._last_progress = time.monotonic()
-        self._trainer_thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
+        self._trainer_thread = ThreadPoolExecutor(1, "trainer", initializer=on_trainer_thread)
         self._evaluation: asyncio.Task[None] | None = None
         self._ledger = Ledger("wait")
         self._engine_counts = engine_counts

@@ -51,7 +51,7 @@ def profile(folder: RunFolder, *, report: Report = warn) -> Profile | None:
     return make_profile(
         parts,
         metrics=folder.metrics(report=lambda _: None),
-        setting=setting_of(folder.config()),
+        setting=setting_of(folder.config(), on_gpu=device not in (None, "cpu")),
         device=str(device or ""),
         parameters=int(parameters or 0),
     )
@@ -76,11 +76,11 @@ def make_profile(
     )
 
 
-def setting_of(config: RunConfig) -> Setting:
+def setting_of(config: RunConfig, *, on_gpu: bool = False) -> Setting:
     return Setting(
         max_sessions=config.pipeline.slots * config.rollout.group_size,
         max_staleness=config.pipeline.max_staleness,
-        max_running=config.engine.max_running,
+        max_running=config.engine.sized(on_gpu=on_gpu).max_running,
         in_process=all(section.at == HERE for section in config.environments.values()),
     )
 

@@ -1,0 +1,60 @@
+"""Which device does what, decided once, from the run file and what is here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ludus.config import EngineConfig, RunConfig
+from ludus.models.load import device_name, resolve_device, resolve_dtype
+
+ALONE = 0.8
+"""Share of a GPU's memory for keys and values where the trainer is elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    engine: torch.device
+    trainer: torch.device
+
+
+def devices_of(config: RunConfig) -> Devices:
+    """ConfigError where a name is not a device of this process, with those that are."""
+    if not config.devices:
+        both = resolve_device(config.model.device)
+        return Devices(both, both)
+    places = [resolve_device(name, key=f"devices[{index}]") for index, name in enumerate(config.devices)]
+    return Devices(places[0], places[-1])
+
+
+def engine_config(config: RunConfig, *, devices: Devices) -> EngineConfig:
+    """The run file's, with the memory that the trainer leaves it."""
+    shared = devices.engine == devices.trainer
+    alone = {"memory": ALONE} if not config.engine.memory and not shared else {}
+    return config.engine.model_copy(update=alone)
+
+
+def make_current(device: torch.device) -> None:
+    """For this thread. Kernels of ours go to a thread's current device, which must be the one that the tensors are on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def chosen(config: RunConfig) -> list[str]:
+    """What the run file leaves to the device, as it will be here: lines for people."""
+    devices = devices_of(config)
+    dtype = resolve_dtype(config.model.dtype, device=devices.engine)
+    engine = engine_config(config, devices=devices).sized(on_gpu=devices.engine.type == "cuda")
+    lines = [
+        f"engine on {_named(devices.engine)}, trainer on {_named(devices.trainer)}, {str(dtype).removeprefix('torch.')}",
+        f"engine.max_running {engine.max_running}, engine.max_cached {engine.max_cached}, engine.prefill_tokens {engine.prefill_tokens}",
+    ]
+    if devices.engine.type == "cuda":
+        unit = "of the device's memory" if engine.memory <= 1 else "GiB"
+        lines.append(f"engine.memory {engine.memory:g} {unit} for keys and values")
+    return lines
+
+
+def _named(device: torch.device) -> str:
+    return str(device) if device.type == "cpu" else f"{device} ({device_name(device)})"

@@ -1,6 +1,7 @@
 import pytest
 
 from ludus.environments import check, make, trial, wrap
+from ludus.sandboxes.fake import FakeSandboxes
 from tests.environments import authored
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
@@ -33,6 +34,43 @@ def test_each_fault_has_its_finding(author, what):
     assert not report.ok
     assert what in whats(report)
     assert all(finding.fix for finding in report.findings)
+
+
+@pytest.mark.parametrize("author", [authored.Numbers, authored.ListsItsAnswers])
+def test_the_audit_has_nothing_to_say_about_a_sound_environment(author):
+    report = check(wrap(author), num_tasks=4)
+    assert not report.findings, str(report)
+    assert report.facts["solver"].startswith("12 of 12 solved"), "dev is played too"
+
+
+@pytest.mark.parametrize(
+    ("author", "what"),
+    [
+        (authored.PaysForSilence, "a player that says an empty answer every turn is paid in 6 of 6 tasks"),
+        (authored.PaysForNonsense, "an invalid action at 'pays_for_nonsense/train/0' pays 0.1"),
+        (authored.PaysAnyAnswer, "said every turn, solves 6 of 6 tasks"),
+        (authored.PaysEveryTime, "said every turn, earns 3 at 'pays_every_time/train/0', the solver 1\n"),
+        (authored.PaysToAndFro, "a player that does what paid again earns 2"),
+        (authored.TellsItsAnswer, "the final answer stands in the first prompt of 12 of 12 tasks, e.g. '100'"),
+        (authored.SharesDev, "3 test tasks are also dev tasks"),
+        (authored.FailsInDev, "fails_in_dev/dev/0: start raised ValueError"),
+    ],
+)
+def test_each_way_to_be_paid_for_nothing_has_its_finding(author, what):
+    report = check(wrap(author), num_tasks=4)
+    assert not report.ok
+    assert what in str(report)
+
+
+def test_a_class_that_knows_two_splits_only_has_no_dev_tasks_and_no_fault():
+    report = check(wrap(authored.Adder), num_tasks=1)
+    assert report.facts["dev tasks"] == "those of test"
+    assert report.ok, str(report)
+
+
+def test_an_environment_in_a_sandbox_is_repeated_in_another_process_too():
+    report = check(wrap(authored.HashSeedInSandbox), num_tasks=1, sandboxes=FakeSandboxes())
+    assert "in another process with another hash seed" in whats(report), str(report)
 
 
 @pytest.mark.parametrize("blocking", [True, False])

@@ -19,7 +19,8 @@
 An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
 text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`;
 beside tools, `say(self, text)` for what is said without a call (otherwise that is refused).
-Any method may be async. `capabilities = ("planning", "memory")` says what the environment asks of a player. An attribute
+Any method may be async. `capabilities = ("planning", "memory")` says what the environment asks of a player, and
+`lists_answers = True` that the prompt lists what may be answered, so that the right answer in it is no leak. An attribute
 `isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a started sandbox for code that is not trusted
 at `self.sandbox` (sandboxing.py).
 '''

@@ -1,43 +1,41 @@
 """Tells an author what is wrong before any training. Promise: whatever the environment does, the check ends with a report.
 
-It plays with a random player and, where there is one, the environment's own solver, through the same host that training uses.
+It plays with a random player and, where there is one, the environment's own solver, through the same host that training uses; then with
+players who do not try, or try to be paid for nothing. What their sessions mean is decided in check_audit.py.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ludus.config import RolloutConfig
+from ludus.environments import check_audit as audit
 from ludus.environments.answers import serialisable
-from ludus.environments.environment import SPLITS, Environment, isolation_of
+from ludus.environments.check_audit import Finding
+from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment, isolation_of
 from ludus.environments.host import Host
 from ludus.environments.registry import source_of
 from ludus.environments.sandboxing import Provider
-from ludus.environments.trial import Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
+from ludus.environments.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.types import Action, Observation, Task, Tool, ToolCall
+from ludus.types import Action, Observation, Task, Tool
 
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _LONG_CHARS = RolloutConfig().max_observation_chars
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    level: Literal["error", "warning"]
-    what: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.level}: {self.what}\n    -> {self.fix}"
+AUDITED = 6
+"""Tasks that each player of the audit plays."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +68,7 @@ class _Examination:
     def __init__(self, environment: Environment, *, num_tasks: int, sandboxes: Provider | None = None) -> None:
         self.environment = environment
         self.num_tasks = num_tasks
+        self.sandboxes = sandboxes
         self.host = Host(sandboxes=sandboxes)
         self.findings: dict[str, Finding] = {}
         self.facts: dict[str, str] = {}
@@ -97,13 +96,14 @@ class _Examination:
 
     async def examine_play(self, sample: Sequence[Task]) -> None:
         await self.examine_first_prompt(sample)
-        trials = [
-            *await self.examine_player("random player", sample, mistakes=1.0),
-            *await self.examine_player("solver", sample, mistakes=0.0),
-        ]
-        await self.examine_repetition(trials)
-        await self.examine_after_done(trials)
+        randoms = await self.examine_player("random player", sample, mistakes=1.0)
+        solver = await self.examine_player("solver", sample, mistakes=0.0)
+        await self.examine_repetition([*randoms, *solver])
+        await self.examine_after_done([*randoms, *solver])
         await self.examine_bad_actions(sample[0])
+        await self.examine_idle_players(sample)
+        await self.examine_reward_seekers(sample, randoms=randoms, solver=solver)
+        await self.examine_answers(solver)
         await self.examine_close(sample[0])
 
     # ------------------------------------------------------------------------------------------------ what is examined
@@ -115,15 +115,19 @@ class _Examination:
             async with self.noting(f"tasks({split!r}) must return a list of plain dicts"):
                 self.tasks[split] = await in_time(self.host.tasks(self.environment, split), where=f"tasks({split!r})")
                 self.facts[f"{split} tasks"] = str(len(self.tasks[split]))
-                if not self.tasks[split]:
+                if not self.tasks[split] and split in REQUIRED_SPLITS:
                     self.error(f"no {split} tasks", f"return at least one dict from tasks({split!r})")
+        contents = {split: {_content(task) for task in self.tasks[split]} for split in SPLITS}
+        for other in REQUIRED_SPLITS:
+            if contents["dev"] and contents["dev"] == contents[other]:  # a class that knows two splits only
+                self.facts["dev tasks"], self.tasks["dev"], contents["dev"] = f"those of {other}", [], set()
+        for one, other in itertools.combinations(SPLITS, 2):
+            if shared := contents[one] & contents[other]:
+                self.error(
+                    f"{len(shared)} {other} tasks are also {one} tasks, e.g. {min(shared)[:80]}",
+                    "keep the splits disjoint by content",
+                )
         self.examine_task_data([task for split in SPLITS for task in self.tasks[split]])
-        shared = {_content(task) for task in self.tasks["train"]} & {_content(task) for task in self.tasks["test"]}
-        if shared:
-            self.error(
-                f"{len(shared)} test tasks are also train tasks, e.g. {min(shared)[:80]}",
-                "keep the splits disjoint by content",
-            )
 
     def examine_task_data(self, tasks: Sequence[Task]) -> None:
         ids = [task.id for task in tasks]
@@ -202,6 +206,7 @@ class _Examination:
 
     async def examine_repetition(self, trials: Sequence[Trial]) -> None:
         fix = "draw only from the `rng` of setup; iterate over no set; read no clock and no id()"
+        began = time.monotonic()
         for trial in trials:
             async with self.noting("the same actions went well before"):
                 again = await repeat(
@@ -214,7 +219,13 @@ class _Examination:
                     )
         async with self.noting(fix):
             if trials and (source := self.source()):
-                prints = await asyncio.to_thread(repeat_elsewhere, self.environment, trials, source=source)
+                elsewhere = partial(
+                    repeat_elsewhere,
+                    splits=[split for split in SPLITS if self.tasks[split]],
+                    sandboxes=self.sandboxes_source(),
+                    timeout_s=120 + 4 * (time.monotonic() - began),
+                )
+                prints = await asyncio.to_thread(elsewhere, self.environment, trials, source=source)
                 expected = [
                     fingerprint(task for split in SPLITS for task in self.tasks[split]),
                     *(trial.print for trial in trials),
@@ -226,8 +237,8 @@ class _Examination:
 
     def source(self) -> str:
         """Where another process finds the class, or nothing."""
-        if getattr(self.environment, "sandbox", "none") != "none":
-            self.facts["sandbox"] = f"{self.environment.sandbox} (so not repeated in another process)"  # type: ignore[attr-defined]
+        if self.sandboxed and not self.sandboxes_source():
+            self.facts["sandbox"] = "given by this process alone, so nothing was repeated in another"
             return ""
         source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
         if not source:
@@ -237,6 +248,16 @@ class _Examination:
                 "define the class at the top of a module, with options that are plain data",
             )
         return source
+
+    @property
+    def sandboxed(self) -> bool:
+        return bool(getattr(self.environment, "sandbox", "none") != "none")
+
+    def sandboxes_source(self) -> str:
+        """Where another process finds what gives sandboxes, if they are needed."""
+        cls = type(self.sandboxes)
+        known = self.sandboxed and self.sandboxes is not None and "<locals>" not in cls.__qualname__
+        return f"{cls.__module__}:{cls.__qualname__}" if known else ""
 
     async def examine_after_done(self, trials: Sequence[Trial]) -> None:
         trial = next((trial for trial in trials if trial.done and trial.actions), None)
@@ -264,13 +285,59 @@ class _Examination:
             tools = (await repeat(self.environment, task, host=self.host, seed=0, actions=())).observations[
                 0
             ].tools or ()
-        for what, action in _bad_actions(tools):
+        for what, action in audit.bad_actions(tools):
             async with self.noting(f"{what} must give an observation with invalid=True, not an exception"):
                 seen = (await repeat(self.environment, task, host=self.host, seed=0, actions=[action])).observations[-1]
                 if tools and not seen.invalid:
                     self.warning(
                         f"{what} was not refused", "return an observation with invalid=True, so that it is counted"
                     )
+
+    async def examine_idle_players(self, sample: Sequence[Task]) -> None:
+        for what, action in audit.idle_actions():
+            async with self.noting(f"{what} must give an observation, every time"):
+                trials = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                self.note(audit.idle_findings(what, trials) + audit.paid_though_invalid(trials))
+
+    async def examine_reward_seekers(
+        self, sample: Sequence[Task], *, randoms: Sequence[Trial], solver: Sequence[Trial]
+    ) -> None:
+        solved = [trial for trial in solver if trial.success]
+        best = {trial.task.id: audit.earned(trial) for trial in solved}
+        trials = [*randoms, *solver]
+        self.note(audit.paid_though_invalid(trials) + audit.excess_findings("a random player", randoms, best=best))
+        tools = trials[0].observations[0].tools or () if trials else ()
+        async with self.noting("the same actions went well before"):
+            for action in audit.constant_actions(trials, tools):
+                constant = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                self.note(audit.constant_findings(action, constant, best=best) + audit.paid_though_invalid(constant))
+            for trial in _spread(solved, AUDITED):
+                for actions in itertools.islice(audit.farming_actions(trial, max_turns=self.max_turns), AUDITED):
+                    farmed = await repeat(
+                        self.environment, trial.task, host=self.host, seed=trial.seed, actions=actions
+                    )
+                    self.note(audit.excess_findings("a player that does what paid again", [farmed], best=best))
+
+    async def examine_answers(self, trials: Sequence[Trial]) -> None:
+        """Where the solver's last action wins as the first one too, it is an answer, and no prompt may tell it."""
+        if getattr(getattr(self.environment, "author", self.environment), "lists_answers", False):
+            self.facts["answers"] = "listed in the prompt, as the environment declares"
+            return
+        answers = []
+        async with self.noting("the same action went well before"):
+            for trial in _spread([trial for trial in trials if trial.success and trial.actions], 2 * AUDITED):
+                last = trial.actions[-1:]
+                alone = await repeat(self.environment, trial.task, host=self.host, seed=trial.seed, actions=last)
+                if alone.success:
+                    answers.append((audit.prompt_of(trial), audit.answer_parts(last[0])))
+        self.note(audit.leak_findings(answers))
+
+    async def constantly(self, task: Task, action: Action) -> Trial:
+        return await repeat(self.environment, task, host=self.host, seed=0, actions=[action] * self.max_turns)
+
+    @property
+    def max_turns(self) -> int:
+        return self.environment.max_turns or MAX_TURNS
 
     async def examine_close(self, task: Task) -> None:
         async with self.noting("close must work twice, also on a session that never started"):
@@ -284,6 +351,10 @@ class _Examination:
 
     # ------------------------------------------------------------------------------------------------ notes
 
+    def note(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self.findings.setdefault(_kind(finding.what), finding)
+
     def error(self, what: str, fix: str) -> None:
         self.findings.setdefault(_kind(what), Finding("error", what, fix))
 
@@ -296,25 +367,6 @@ class _Examination:
             yield
         except EnvironmentFailed as error:
             self.error(str(error), fix)
-
-
-def _bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
-    bad = [
-        ("an empty answer", Action()),
-        ("babble", Action(content="?! blah")),
-        ("an unreadable call", Action(problem="not JSON")),
-    ]
-    calls = [("an unknown tool", ToolCall("no_such_tool", {}))]
-    for tool in tools:
-        names, required = list(tool.parameters.get("properties", {})), tool.parameters.get("required", ())
-        calls.append((f"an unknown argument of {tool.name}", ToolCall(tool.name, {"no_such_argument": 1})))
-        if required:
-            calls.append((f"{tool.name} without arguments", ToolCall(tool.name, {})))
-        if names:
-            calls.append(
-                (f"a wrong type for {tool.name}", ToolCall(tool.name, {name: {"a": [None]} for name in names}))
-            )
-    return bad + [(what, Action(tool_calls=(call,))) for what, call in calls]
 
 
 def _summary(trials: Sequence[Trial]) -> str:
@@ -336,7 +388,7 @@ def _text(observation: Observation) -> str:
 
 def _kind(what: str) -> str:
     """Findings that differ only in task ids and numbers are one finding."""
-    return re.sub(r"\S+/(train|test)/\S+|\d+", "", what)
+    return re.sub(r"\S+/(train|dev|test)/\S+|\d+", "", what)
 
 
 def _content(task: Task) -> str:

@@ -8,7 +8,9 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 from ludus.errors import ConfigError, nearest
 from ludus.types import Action, Observation, Task
 
-SPLITS = ("train", "test")
+SPLITS = ("train", "dev", "test")
+REQUIRED_SPLITS = ("train", "test")
+"""What no environment can do without; dev is for choosing between trained models, where there are tasks enough."""
 Isolation = Literal["none", "process"]
 
 

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ludus.environments.environment import SPLITS, Environment
+from ludus.environments.environment import Environment
 from ludus.environments.host import Host
-from ludus.environments.registry import make
+from ludus.environments.registry import find, make
 from ludus.errors import EnvironmentFailed
 from ludus.types import Action, Observation, Task, ToolCall
 
@@ -97,9 +97,21 @@ def fingerprint(value: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def repeat_elsewhere(environment: Environment, trials: Sequence[Trial], *, source: str) -> list[str]:
-    """Prints of the tasks and of the repeated trials, from a new process with another hash seed."""
+def repeat_elsewhere(
+    environment: Environment,
+    trials: Sequence[Trial],
+    *,
+    splits: Sequence[str],
+    source: str,
+    sandboxes: str = "",
+    timeout_s: float = 120.0,
+) -> list[str]:
+    """Prints of the tasks of these splits and of the repeated trials, from a new process with another hash seed.
+
+    `source` and `sandboxes` say where it finds the class of the environment, and of what gives it sandboxes.
+    """
     wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
+    wanted |= {"splits": list(splits), "sandboxes": sandboxes}
     wanted["trials"] = [
         {"id": trial.task.id, "seed": trial.seed, "actions": [dataclasses.asdict(action) for action in trial.actions]}
         for trial in trials
@@ -113,10 +125,10 @@ def repeat_elsewhere(environment: Environment, trials: Sequence[Trial], *, sourc
     command = [sys.executable, "-m", "ludus.environments.trial"]
     try:
         answer = subprocess.run(
-            command, input=json.dumps(wanted), capture_output=True, text=True, env=variables, timeout=120
+            command, input=json.dumps(wanted), capture_output=True, text=True, env=variables, timeout=timeout_s
         )
     except subprocess.TimeoutExpired:
-        raise EnvironmentFailed("another process did not finish the same trials within 120 s") from None
+        raise EnvironmentFailed(f"another process did not finish the same trials within {timeout_s:.0f} s") from None
     if answer.returncode:
         raise EnvironmentFailed(f"another process failed: {(answer.stderr.strip().splitlines() or ['no message'])[-1]}")
     prints: list[str] = json.loads(answer.stdout.splitlines()[-1])
@@ -125,13 +137,18 @@ def repeat_elsewhere(environment: Environment, trials: Sequence[Trial], *, sourc
 
 async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
     environment = make(wanted["name"], source=wanted["source"], options=wanted["options"])
-    tasks = {task.id: task for split in SPLITS for task in environment.tasks(split)}
-    host, prints = Host(), [fingerprint(tasks.values())]
-    for trial in wanted["trials"]:
-        actions = [_action(plain) for plain in trial["actions"]]
-        prints.append(
-            (await repeat(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)).print
-        )
+    tasks = {task.id: task for split in wanted["splits"] for task in environment.tasks(split)}
+    sandboxes = find(wanted["sandboxes"])() if wanted["sandboxes"] else None
+    host, prints = Host(sandboxes=sandboxes), [fingerprint(tasks.values())]
+    try:
+        for trial in wanted["trials"]:
+            actions = [_action(plain) for plain in trial["actions"]]
+            again = await repeat(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)
+            prints.append(again.print)
+    finally:
+        await host.close()
+        if sandboxes is not None:
+            sandboxes.close()
     return prints
 
 

@@ -23,6 +23,8 @@ ARMS = "abcdefgh"
 class Bandit:
     """Pull the best arm: say its letter."""
 
+    capabilities = ("memory", "self-improvement")
+
     def __init__(
         self,
         *,

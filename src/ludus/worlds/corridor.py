@@ -23,6 +23,8 @@ SIGNS = (("lamp", "rope"), ("bell", "vase"), ("horn", "mask"), ("drum", "coat"))
 class Corridor:
     """Say left or right. A treasure is ahead, a coin behind."""
 
+    capabilities = ("planning", "memory")
+
     actions = ("left", "right")
 
     def __init__(

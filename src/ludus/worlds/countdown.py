@@ -32,6 +32,8 @@ class BadExpression(ValueError):
 class Countdown:
     """Make the target from the numbers: + - * /"""
 
+    capabilities = ("reasoning",)
+
     def __init__(
         self,
         *,

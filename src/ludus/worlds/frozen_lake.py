@@ -26,6 +26,8 @@ _WORDS = {"F": "ice", "S": "ice", "H": "hole", "G": "goal", "#": "wall"}
 class FrozenLake:
     """Walk to the goal: up, down, left or right."""
 
+    capabilities = ("planning",)
+
     actions = tuple(MOVES)
 
     def __init__(

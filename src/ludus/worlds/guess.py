@@ -15,6 +15,9 @@ from ludus.worlds.drawing import draw_tasks
 class Guess:
     """Find the number."""
 
+    capabilities = ("reasoning", "tool use")
+    lists_answers = True
+
     def __init__(
         self,
         *,

@@ -24,6 +24,8 @@ Store = dict[str, int]
 class KvStore:
     """Make the store as wanted, then commit."""
 
+    capabilities = ("planning", "tool use")
+
     def __init__(
         self,
         *,

@@ -23,6 +23,8 @@ Rows = list[str]
 class Maze:
     """Walk from S to G: up, down, left or right."""
 
+    capabilities = ("planning", "memory")
+
     actions = tuple(MOVES)
 
     def __init__(

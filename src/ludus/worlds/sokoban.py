@@ -48,6 +48,8 @@ class State:
 class Sokoban:
     """You are @. Push every box $ onto a goal: up, down, left or right."""
 
+    capabilities = ("planning",)
+
     actions = tuple(MOVES)
 
     def __init__(

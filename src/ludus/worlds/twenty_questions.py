@@ -34,6 +34,9 @@ Things = dict[str, list[str]]
 class TwentyQuestions:
     """Which thing is it? Ask, then answer."""
 
+    capabilities = ("reasoning", "memory", "tool use")
+    lists_answers = True
+
     def __init__(
         self,
         *,

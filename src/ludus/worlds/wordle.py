@@ -38,6 +38,9 @@ WORDS = tuple(_LIST.split())
 class Wordle:
     """Guess the word. G: in place, Y: elsewhere."""
 
+    capabilities = ("reasoning", "memory")
+    lists_answers = True
+
     def __init__(
         self,
         *,

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ from ludus.environments.trial import MAX_TURNS, Trial, attempt, fingerprint, in_
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, Observation, Task, Tool
 
+T = TypeVar("T")
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _LONG_CHARS = RolloutConfig().max_observation_chars
 AUDITED = 6
@@ -395,7 +396,7 @@ def _content(task: Task) -> str:
     return json.dumps({key: value for key, value in task.data.items() if key != "id"}, sort_keys=True, default=repr)
 
 
-def _spread(tasks: Sequence[Task], count: int) -> list[Task]:
+def _spread(tasks: Sequence[T], count: int) -> list[T]:
     """Tasks from all over the list: the first ones are often the easy ones."""
     return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
 

@@ -4,129 +4,25 @@ of one policy version serves a request that began under another.
 A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
 is new. A first prompt copies what another slot of the same policy and version already holds: siblings of a group share all of it,
 sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk.
+
+With `pages` a slot owns as many of them as its tokens need, and takes more as it grows. Where none is free, sessions that are between two
+turns lose what was kept for them, the least recently used first; then the youngest running request gives way: it goes back to the head
+of the queue with every token it has, and is computed again. The oldest never gives way, so everything ends.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
+from ludus.engines.pages import Pages
+from ludus.engines.plan import Chunk, Copy, Pass, Plan, Request, Slot, Spill
 from ludus.errors import EngineFailed
-from ludus.types import CURRENT, Completion, Sampling
+from ludus.types import Completion
 
 MIN_SHARED = 16
 """Tokens of a prompt worth copying from another slot; below, computing them is as cheap."""
-
-
-@dataclass(slots=True, eq=False)
-class Slot:
-    """Room for one sequence. The cache holds keys and values of the first `length` of `ids`, all of `version`."""
-
-    index: int
-    policy: str = ""
-    version: int | None = None
-    """None: empty, or in-flight under more than one version."""
-    ids: list[int] = field(default_factory=list)
-    length: int = 0
-    session_id: str | None = None
-    """Whose next turn this is kept for; None: the next that needs a slot may take it, and until then may copy from it."""
-    busy: bool = False
-    used: int = 0
-
-    def forget(self) -> None:
-        self.version, self.length, self.session_id = None, 0, None
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One generation. `ids` is the prompt and what was sampled so far; the schedule owns it and everything below."""
-
-    ids: list[int]
-    sampling: Sampling
-    session_id: str
-    policy: str = CURRENT
-    num_prompt: int = field(init=False)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    slot: Slot | None = None
-    leader: Slot | None = None
-    """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
-    num_shared: int = 0
-
-    def __post_init__(self) -> None:
-        self.num_prompt = len(self.ids)
-
-    @property
-    def num_sampled(self) -> int:
-        return len(self.logprobs)
-
-    def completion(self, stop: Literal["end", "length"]) -> Completion:
-        return Completion(
-            ids=tuple(self.ids[self.num_prompt :]),
-            logprobs=tuple(self.logprobs),
-            versions=tuple(self.versions),
-            stop=stop,
-            policy=self.policy,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed."""
-
-    source: int
-    target: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN."""
-
-    slot: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunk:
-    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them."""
-
-    request: Request
-    slot: int
-    start: int
-    ids: list[int]
-    samples: bool
-
-    @property
-    def count(self) -> int:
-        return len(self.ids)
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.ids)
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts.
-
-    With `steps` above 1 all its chunks decode, and each draws that many tokens in a row, the last ones perhaps past its end.
-    """
-
-    policy: str
-    chunks: tuple[Chunk, ...]
-    steps: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One step of the engine: first the copies, in order, then the passes."""
-
-    admitted: tuple[Request, ...]
-    copies: tuple[Copy, ...]
-    passes: tuple[Pass, ...]
 
 
 class Schedule:
@@ -145,17 +41,21 @@ class Schedule:
         prefill_tokens: int,
         deterministic: bool = False,
         decode_steps: int = 1,
+        pages: Pages | None = None,
     ) -> None:
         assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
         self.slots = [Slot(index) for index in range(num_slots)]
         self.slot_tokens = slot_tokens
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
+        self.pages = pages
+        assert pages is None or pages.count >= pages.needed(slot_tokens + decode_steps), "the longest sequence must fit"
         self.versions: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_reused = 0
         """Prompt tokens that needed no computing because a slot held them."""
+        self.num_preempted = 0
         self._clock = 0
 
     # -------------------------------------------------------------------------------------------- what happens to the engine
@@ -180,7 +80,7 @@ class Schedule:
             if slot.policy != policy:
                 continue
             if not slot.busy:
-                slot.forget()
+                self._forget(slot)
             else:
                 slot.version = None if slot.length else version
 
@@ -190,8 +90,9 @@ class Schedule:
             self.waiting.remove(request)
         if request.slot is None:
             return None
-        spill = Spill(request.slot.index, request.slot.length)
-        self._vacate(request).forget()
+        index = request.slot.index
+        spill = Spill(index, request.slot.length, self.pages.held(index) if self.pages else ())
+        self._forget(self._vacate(request))
         return spill
 
     def release(self, session_id: str) -> None:
@@ -199,16 +100,25 @@ class Schedule:
             if slot.session_id == session_id:
                 slot.session_id = None
 
+    def start_over(self, pages: Pages) -> None:
+        """Nothing is cached any more, and memory is now `pages`: what ran is computed again."""
+        for request in reversed(list(self.running)):
+            self._preempt(request)
+        for slot in self.slots:
+            slot.forget()
+        self.pages = pages
+
     # -------------------------------------------------------------------------------------------- one step
 
     def plan(self) -> Plan:
         copies = [copy for request in self.running if (copy := self._follow(request))]
         admitted = []
-        while self.waiting and len(self.running) < self.max_running:
+        while self.waiting and len(self.running) < self.max_running and self._has_room(self.waiting[0]):
             request = self.waiting.popleft()
             admitted.append(request)
             copies.extend(self._admit(request))
-        return Plan(tuple(admitted), tuple(copies), tuple(self._passes()))
+        passes = tuple(self._passes())
+        return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
     def advance(self, chunk: Chunk, *, drawn: Sequence[tuple[int, float]] = ()) -> Completion | None:
         """The chunk was computed and, where it samples, tokens were drawn with their logprobs. Returns the completion if one of them was
@@ -240,7 +150,9 @@ class Schedule:
     def _finish(self, request: Request, stop: Literal["end", "length"]) -> Completion:
         slot = self._vacate(request)
         if slot.version is None or self.deterministic:
-            slot.forget()
+            self._forget(slot)
+        elif self.pages:
+            self.pages.shrink(slot.index, slot.length)  # it may have been decoded past its end
         return request.completion(stop)
 
     def _vacate(self, request: Request) -> Slot:
@@ -258,12 +170,16 @@ class Schedule:
         kept = self._usable(own, request) if own else 0
         source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED)
         slot = own or self._free_slot()
+        if self.pages:
+            self._make_room(slot, request, spared=source)
+            if source and not source.busy and not source.length:  # it had to go after all
+                source = None
         ready = min(num_shared, source.length) if source else 0
         copies = []
         if source is slot:
             kept = ready
         elif source and ready == num_shared:
-            copies.append(Copy(source.index, slot.index, num_shared))
+            copies.append(self._copy(source, slot, num_shared))
             kept = num_shared
         elif source:
             request.leader, request.num_shared = source, num_shared
@@ -291,7 +207,14 @@ class Schedule:
             return None
         self.num_reused += count - slot.length
         slot.length = count
-        return Copy(leader.index, slot.index, count)
+        return self._copy(leader, slot, count)
+
+    def _copy(self, source: Slot, target: Slot, count: int) -> Copy:
+        if self.pages is None:
+            return Copy(source.index, target.index, count)
+        num = self.pages.needed(count)
+        held = self.pages.held
+        return Copy(source.index, target.index, count, held(source.index)[:num], held(target.index)[:num])
 
     def _own_slot(self, request: Request) -> Slot | None:
         """The slot kept for this session's next turn, unless another request of the session is using it."""
@@ -310,7 +233,7 @@ class Schedule:
         if unclaimed := next((slot for slot in idle if slot.session_id is None), None):
             return unclaimed
         place = {request.session_id: i for i, request in enumerate(self.waiting)}
-        return min(idle, key=lambda s: (1, -place[s.session_id]) if s.session_id in place else (0, s.used))
+        return min(idle, key=lambda slot: _worth(slot, place))
 
     def _best_source(self, request: Request, *, at_least: int) -> tuple[Slot | None, int]:
         best, most = None, at_least - 1
@@ -335,6 +258,65 @@ class Schedule:
         return (
             slot.policy == request.policy and slot.version is not None and slot.version == self.versions[request.policy]
         )
+
+    # -------------------------------------------------------------------------------------------- pages
+
+    def _has_room(self, request: Request) -> bool:
+        """Room for all it has and what it says next, with a page to grow for each that runs: else it would soon be sent back."""
+        if self.pages is None or not self.running:
+            return True
+        used = sum(self.pages.num_held(running.slot.index) for running in self.running if running.slot)
+        wanted = self.pages.needed(len(request.ids) + self.decode_steps) + len(self.running)
+        return wanted <= self.pages.count - used
+
+    def _make_room(self, slot: Slot, request: Request, *, spared: Slot | None) -> None:
+        """Pages of `slot` for all that `request` has; `spared`, which it wants to copy from, goes last."""
+        assert self.pages is not None
+        tokens = len(request.ids)
+        self.pages.shrink(slot.index, tokens)
+        self._evict(self.pages.missing(slot.index, tokens), sparing=(slot, spared) if spared else (slot,))
+        self._evict(self.pages.missing(slot.index, tokens), sparing=(slot,))
+        self.pages.grow(slot.index, tokens)
+
+    def _evict(self, wanted: int, *, sparing: Collection[Slot]) -> None:
+        """Idle sessions lose what was kept for them until `wanted` pages are free, or none is left."""
+        assert self.pages is not None
+        if self.pages.num_free >= wanted:
+            return
+        place = {request.session_id: i for i, request in enumerate(self.waiting)}
+        idle = [
+            slot for slot in self.slots if not slot.busy and slot not in sparing and self.pages.num_held(slot.index)
+        ]
+        for slot in sorted(idle, key=lambda s: _worth(s, place)):
+            if self.pages.num_free >= wanted:
+                return
+            self._forget(slot)
+
+    def _grown(self, request: Request, tokens: int) -> bool:
+        """Whether the request could get pages for `tokens`; where others had to give way for it, they have. False: it had to itself."""
+        if self.pages is None or request.slot is None:
+            return request.slot is not None
+        index = request.slot.index
+        while self.pages.missing(index, tokens) > self.pages.num_free:
+            self._evict(self.pages.missing(index, tokens), sparing=())
+            if self.pages.missing(index, tokens) <= self.pages.num_free:
+                break
+            youngest = self.running[-1]
+            self._preempt(youngest)
+            if youngest is request:
+                return False
+        self.pages.grow(index, tokens)
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._forget(self._vacate(request))
+        self.waiting.appendleft(request)
+        self.num_preempted += 1
+
+    def _forget(self, slot: Slot) -> None:
+        slot.forget()
+        if self.pages:
+            self.pages.shrink(slot.index, 0)
 
     # -------------------------------------------------------------------------------------------- passes
 
@@ -362,17 +344,28 @@ class Schedule:
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
-        for request in self.running:
+        for request in list(self.running):
             slot = request.slot
-            assert slot is not None, "a running request has a slot"
+            if slot is None:
+                continue  # an older one took its pages a moment ago
             missing = len(request.ids) - slot.length
             count = min(missing, self.prefill_tokens if self.deterministic else max(budget, int(missing == 1)))
             if request.leader is not None or not count:
+                continue
+            ahead = self.decode_steps - 1 if missing == 1 else 0
+            if not self._grown(request, slot.length + count + ahead):
                 continue
             if missing > 1:
                 budget -= count
             ids = request.ids[slot.length : slot.length + count]
             yield Chunk(request, slot.index, slot.length, ids, samples=count == missing)
+
+
+def _worth(slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
+    """Of what an idle slot holds, by who will want it: nobody, a session that may come back, one that waits (its place in the queue)."""
+    if slot.session_id is None:
+        return 0, slot.used
+    return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -1,0 +1,123 @@
+"""What a schedule decides about, and its decisions: slots and requests, which it alone changes, and the plan of one step of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ludus.types import CURRENT, Completion, Sampling
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """Room for one sequence. The cache holds keys and values of the first `length` of `ids`, all of `version`."""
+
+    index: int
+    policy: str = ""
+    version: int | None = None
+    """None: empty, or in-flight under more than one version."""
+    ids: list[int] = field(default_factory=list)
+    length: int = 0
+    session_id: str | None = None
+    """Whose next turn this is kept for; None: the next that needs a slot may take it, and until then may copy from it."""
+    busy: bool = False
+    used: int = 0
+
+    def forget(self) -> None:
+        self.version, self.length, self.session_id = None, 0, None
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One generation. `ids` is the prompt and what was sampled so far; the schedule owns it and everything below."""
+
+    ids: list[int]
+    sampling: Sampling
+    session_id: str
+    policy: str = CURRENT
+    num_prompt: int = field(init=False)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    slot: Slot | None = None
+    leader: Slot | None = None
+    """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
+    num_shared: int = 0
+
+    def __post_init__(self) -> None:
+        self.num_prompt = len(self.ids)
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.logprobs)
+
+    def completion(self, stop: Literal["end", "length"]) -> Completion:
+        return Completion(
+            ids=tuple(self.ids[self.num_prompt :]),
+            logprobs=tuple(self.logprobs),
+            versions=tuple(self.versions),
+            stop=stop,
+            policy=self.policy,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed. With pages: from and to these,
+    which may have other owners when the copy is carried out, but nothing new in them yet."""
+
+    source: int
+    target: int
+    count: int
+    source_pages: tuple[int, ...] = ()
+    target_pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spill:
+    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN."""
+
+    slot: int
+    count: int
+    pages: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them."""
+
+    request: Request
+    slot: int
+    start: int
+    ids: list[int]
+    samples: bool
+
+    @property
+    def count(self) -> int:
+        return len(self.ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts.
+
+    With `steps` above 1 all its chunks decode, and each draws that many tokens in a row, the last ones perhaps past its end.
+    """
+
+    policy: str
+    chunks: tuple[Chunk, ...]
+    steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One step of the engine: first the copies, in order, then the passes. `tables`: by slot, its pages, where they have changed."""
+
+    admitted: tuple[Request, ...]
+    copies: tuple[Copy, ...]
+    passes: tuple[Pass, ...]
+    tables: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

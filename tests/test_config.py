@@ -18,7 +18,7 @@ def test_nothing_given_is_a_valid_run():
     ("override", "near"),
     [
         ("traner.lr=1", "trainer"),
-        ("trainer.leraning_rate=1", "betas, decay, lr"),
+        ("trainer.leraning_rate=1", "compile, decay, lr"),
         ("rollout.max_turn=3", "max_turns"),
         ("environments.guess.weigth=2", "weight"),
         ("environments.options.weigth=2", "weight"),
@@ -62,7 +62,7 @@ def test_a_wrong_choice_gets_the_near_one():
 
 
 def test_a_value_where_a_section_belongs_is_told_its_keys():
-    with pytest.raises(ConfigError, match=r"trainer: expected a section with keys betas, decay, lr.*got 5"):
+    with pytest.raises(ConfigError, match=r"trainer: expected a section with keys betas, checkpoint_activations, compile, decay, lr.*got 5"):
         parse_config({"trainer": 5})
 
 

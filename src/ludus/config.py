@@ -120,10 +120,34 @@ class TrainerConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradients are scaled down to this norm."""
-    microbatch_tokens: int = Field(default=4096, gt=0)
-    """Tokens packed into one forward and backward pass; gradients accumulate over the microbatches of a step."""
+    microbatch_tokens: int = Field(default=0, ge=0)
+    """Tokens packed into one forward and backward pass; gradients accumulate over the microbatches of a step. 0 picks 4096 on a CPU, and
+    on a GPU what its free memory holds, measured in the first step. Where memory runs out, a step goes on with half of it."""
+    checkpoint_activations: bool = False
+    """Keep only what enters each layer and compute the rest again in the backward pass: a third more work for a fraction of the memory."""
+    compile: bool | None = None
+    """Compile the decoder's layers (torch.compile): a minute at the start for faster steps. Unset: on a GPU and not on a CPU."""
     threads: int = Field(default=1, ge=0)
     """CPU threads of the trainer; 0 leaves torch's default."""
+
+
+class LoraConfig(Section):
+    rank: int = Field(default=0, ge=0)
+    """Of the adapters that are trained in place of the weights (needs ludus[lora]); 0: no adapters, all weights are trained. Adapters want
+    about ten times the learning rate."""
+    alpha: int = Field(default=0, ge=0)
+    """What an adapter adds is scaled by alpha / rank; 0 picks twice the rank."""
+    targets: tuple[str, ...] = ()
+    """Linear layers that get an adapter, such as q_proj; empty: all of the decoder's."""
+
+    @model_validator(mode="after")
+    def _there_are_adapters(self) -> LoraConfig:
+        if not self.rank and (self.alpha or self.targets):
+            raise ValueError(
+                f"lora.rank is 0, so there are no adapters, but lora.alpha is {self.alpha} and lora.targets {list(self.targets)}; set "
+                "a rank, such as 16, or leave them out"
+            )
+        return self
 
 
 class SftConfig(Section):
@@ -182,6 +206,8 @@ class RunConfig(Section):
     """The run's folder is STORE.FOLDER/NAME. Letters, digits, and . _ + - inside."""
     seed: int = 0
     """Decides the draw of tasks, the noise of every attempt, and the weights of `tiny`."""
+    devices: tuple[str, ...] = Field(default=(), max_length=2)
+    """Where the engine computes and where the trainer does, e.g. ["cuda:0", "cuda:1"]. One name: both; none: both on model.device."""
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
     workers: WorkersConfig = WorkersConfig()
@@ -197,6 +223,7 @@ class RunConfig(Section):
     critic: CriticConfig = CriticConfig()
     teacher: TeacherConfig = TeacherConfig()
     trainer: TrainerConfig = TrainerConfig()
+    lora: LoraConfig = LoraConfig()
     monitor: MonitorConfig = MonitorConfig()
     sft: SftConfig = SftConfig()
     evolve: EvolveConfig = EvolveConfig()
@@ -210,8 +237,6 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _sound(self) -> RunConfig:
         if self.rollout.min_group_size > self.rollout.group_size:
-    devices: tuple[str, ...] = Field(default=(), max_length=2)
-    """Where the engine computes and where the trainer does, e.g. ["cuda:0", "cuda:1"]. One name: both; none: both on model.device."""
             raise ValueError(
                 f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
                 "no group could ever be complete"
@@ -219,6 +244,14 @@ class RunConfig(Section):
         if unknown := self.horizons.keys() - self.environments.keys():
             raise ValueError(
                 f"horizons.{min(unknown)} names no environment of this run; known: {', '.join(self.environments)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _devices_are_named_once(self) -> RunConfig:
+        if self.devices and self.model.device != "auto":
+            raise ValueError(
+                f"devices is {list(self.devices)} and model.device {self.model.device!r}; say it once, and leave one of them out"
             )
         return self
 
@@ -251,14 +284,6 @@ class RunConfig(Section):
         if algorithm.foreign == "train" and (names := self.speakers.in_words):
             raise ValueError(
                 f"algorithm.foreign is 'train', but speakers.outside.{names[0]} gives words without logprobs, so that it cannot be the "
-    @model_validator(mode="after")
-    def _devices_are_named_once(self) -> RunConfig:
-        if self.devices and self.model.device != "auto":
-            raise ValueError(
-                f"devices is {list(self.devices)} and model.device {self.model.device!r}; say it once, and leave one of them out"
-            )
-        return self
-
                 "behaviour policy of a ratio; set algorithm.foreign = 'mask', or its kind = 'server' where it returns ids and logprobs"
             )
         servers = [name for name, outside in self.speakers.outside.items() if outside.kind == "server"]

@@ -10,14 +10,15 @@ from typing import Any
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
 from ludus.launch.collecting import plan_attempts, play_all
+from ludus.launch.devices import make_current
 from ludus.launch.parts import Parts, beginning, make_arena, make_parts
-from ludus.models.save import save_model
 from ludus.rollout.chat import Chat
 from ludus.rollout.speaker import SolverSpeaker
 from ludus.store.lines import read_lines
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder, warn
 from ludus.store.trajectories import StoredTrajectory, stored_from_dict
+from ludus.trainer.lora import export
 from ludus.trainer.sft import clone
 from ludus.types import Completion, Sequence, Trajectory
 
@@ -38,17 +39,21 @@ async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[
         model = parts.load_model()
         recorder.event("cloning", trajectories=len(trajectories), steps=config.sft.steps)
         metrics = await asyncio.to_thread(_clone, model, sequences, config, recorder)
-        export = save_model(folder.export, model=model, tokenizer=parts.tokenizer)
+        whole = export(folder.export, model=model, tokenizer=parts.tokenizer)
         recorder.event("finished", version=0)
         success = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
-        return {"export": str(export), "loss": metrics["loss"], "trajectories": len(trajectories), "success": success}
+        return {"export": str(whole), "loss": metrics["loss"], "trajectories": len(trajectories), "success": success}
 
 
 def _clone(model: Any, sequences: list[Sequence], config: RunConfig, recorder: Recorder) -> dict[str, float]:
+    make_current(model.device)
+
     def record(step: int, metrics: dict[str, float]) -> None:
         recorder.metrics(step + 1, {f"optimizer/{name}": value for name, value in metrics.items()})
 
-    return clone(model, sequences, config=config.sft, trainer=config.trainer, seed=config.seed, on_step=record)
+    return clone(
+        model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed, on_step=record
+    )
 
 
 def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajectory]:

@@ -16,16 +16,16 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
+from ludus.launch.devices import make_current
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
-from ludus.models.save import save_model
 from ludus.rollout.arena import Arena
 from ludus.rollout.play import Attempt, play
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.seeds import derive
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trainer.lora import export, merged_tensors
 from ludus.trainer.sft import clone
-from ludus.trainer.state import named_tensors
 from ludus.types import Sequence, Trajectory
 from ludus.weights.memory import MemoryChannel
 
@@ -50,9 +50,9 @@ async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> di
                 await evolution.engine.close()
         finally:
             await parts.client.close()
-        export = save_model(folder.export, model=evolution.model, tokenizer=parts.tokenizer)
+        whole = export(folder.export, model=evolution.model, tokenizer=parts.tokenizer)
         recorder.event("finished", version=config.evolve.rounds)
-    return {"export": str(export), "success": evolution.success, "kept": len(evolution.kept)}
+    return {"export": str(whole), "success": evolution.success, "kept": len(evolution.kept)}
 
 
 class _Evolution:
@@ -77,7 +77,7 @@ class _Evolution:
             )
         if new:
             await asyncio.to_thread(self._clone)
-            self.channel.publish(number + 1, named_tensors(self.model))
+            self.channel.publish(number + 1, merged_tensors(self.model))
             await self.engine.load(number + 1)
 
     async def _play(self, number: int) -> list[Trajectory]:
@@ -98,7 +98,9 @@ class _Evolution:
         """The tokens that were sampled, as they were sampled."""
         sequences: list[Sequence] = [sequence for trajectory in self.kept for sequence in trajectory.sequences]
         self.model = self.parts.load_model()
-        clone(self.model, sequences, config=self.config.sft, trainer=self.config.trainer, seed=self.config.seed)
+        make_current(self.model.device)
+        config = self.config
+        clone(self.model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed)
 
 
 async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:

@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,11 @@ from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
-from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.devices import make_current
+from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.launch.speakers import OtherSpeakers
 from ludus.models.load import device_name, load_model, load_tokenizer
-from ludus.models.save import save_model
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
 from ludus.rollout.speaker import PolicySpeaker
@@ -32,6 +32,7 @@ from ludus.store.run_folder import RunFolder
 from ludus.trainer.archer import Archer
 from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.critic import Critic
+from ludus.trainer.lora import add_adapters, export
 from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
 from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
@@ -67,8 +68,8 @@ async def train(
             with beginning(folder):
                 parts = await make_parts(config, folder=folder.path)
                 closing.push_async_callback(parts.client.close)
-                training = _Training(parts, recorder=recorder)
                 make_current(parts.devices.trainer)
+                training = _Training(parts, recorder=recorder)
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
                 await training.prepare(checkpoint)
@@ -81,6 +82,7 @@ class _Training:
         self.algorithm = make_algorithm(self.config.algorithm)
         self.channel = MemoryChannel()
         model = parts.load_model()
+        add_adapters(model, self.config.lora, seed=self.config.seed)
         self.trainer = Trainer(
             model,
             algorithm_loss=self.algorithm.loss,
@@ -91,6 +93,7 @@ class _Training:
             reference=_reference(parts),
             entropy_gradient=self.config.algorithm.entropy_weight > 0,
             critic=_critic(parts, policy=model),
+            on_event=_in_loop(recorder.event),
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
         self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
@@ -128,10 +131,10 @@ class _Training:
             checkpoint=self.checkpoint,
             refresh=self.speakers.refresh,
             engine_counts=lambda: asdict(self.engine.stats()),
+            on_trainer_thread=lambda: make_current(parts.devices.trainer),
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
-            on_trainer_thread=lambda: make_current(parts.devices.trainer),
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         model = self.trainer.model
@@ -156,11 +159,11 @@ class _Training:
         after = None
         if self.config.evaluation.every and not self.loop.stopped:
             after = await self.evaluate(self.trainer.version)
-        export = save_model(self.recorder.folder.export, model=self.trainer.model, tokenizer=self.parts.tokenizer)
+        whole = export(self.recorder.folder.export, model=self.trainer.model, tokenizer=self.parts.tokenizer)
         report = await asyncio.to_thread(write_report, self.recorder.folder)
         finished = not self.loop.stopped
         self.recorder.event("finished" if finished else "stopped", version=self.trainer.version)
-        paths = {"export": str(export), "report": str(report)}
+        paths = {"export": str(whole), "report": str(report)}
         return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
 
     async def evaluate(self, version: int) -> dict[str, Any]:
@@ -183,6 +186,16 @@ class _Training:
             keep=self.config.store.keep_checkpoints,
             tensors=self.speakers.tensors(),
         )
+
+
+def _in_loop(record: Callable[..., None]) -> Callable[..., None]:
+    """The trainer tells from its own thread; whoever records has one thread, that of the loop."""
+    loop = asyncio.get_running_loop()
+
+    def tell(kind: str, **fields: Any) -> None:
+        loop.call_soon_threadsafe(partial(record, kind, **fields))
+
+    return tell
 
 
 def _reference(parts: Parts) -> PreTrainedModel | None:

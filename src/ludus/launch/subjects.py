@@ -15,10 +15,10 @@ from ludus.environments import registry
 from ludus.errors import ConfigError, LudusError
 from ludus.models.known import is_model
 from ludus.models.load import load_model, load_tokenizer
-from ludus.models.save import save_model
 from ludus.store.run_folder import RunFolder
-from ludus.trainer.checkpoint import latest_checkpoint, load_checkpoint
-from ludus.trainer.state import load_weights
+from ludus.trainer.checkpoint import ADAPTER, MODEL, latest_checkpoint, load_checkpoint
+from ludus.trainer.lora import adapter_tensors, add_adapters, export
+from ludus.trainer.state import copy_tensors, named_tensors
 
 Tell = Callable[[str], None]
 ALL = "all"
@@ -66,12 +66,14 @@ def export_checkpoint(checkpoint: Path) -> Path:
     folder = RunFolder.open(checkpoint.parent.parent)
     target = folder.path / "exports" / checkpoint.name
     if not is_model(target):
-        tensors = load_checkpoint(checkpoint).tensors("model")
-        base = folder.config().model.name
-        source = str(folder.path / "tiny") if base == "tiny" else base
+        config = folder.config()
+        source = str(folder.path / "tiny") if config.model.name == "tiny" else config.model.name
+        saved = load_checkpoint(checkpoint)
+        tensors = saved.tensors(ADAPTER if config.lora.rank else MODEL)
         model = load_model(source, device="cpu", dtype=next(iter(tensors.values())).dtype)
-        load_weights(model, tensors, folder=checkpoint)
-        save_model(target, model=model, tokenizer=load_tokenizer(source))
+        add_adapters(model, config.lora, seed=config.seed)
+        copy_tensors(adapter_tensors(model) or named_tensors(model), tensors, folder=checkpoint)
+        export(target, model=model, tokenizer=load_tokenizer(source))
     return target
 
 

@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from ludus.errors import ConfigError
+from ludus.models.transfer import placed
+from ludus.models.tree_attention import tree_attention, tree_mask
 
 NAME = "ludus_packed"
 
@@ -30,21 +32,32 @@ class Segments:
 
     Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
     `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
+    On a GPU `tree` is the same as FlexAttention's mask.
     """
 
     lengths: tuple[int, ...]
     bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device
     spread: Tensor | None = None  # int64 (sum of lengths,)
     gather: Tensor | None = None  # int64 (N,)
+    tree: Any = None  # a BlockMask
 
     @classmethod
-    def of(cls, lengths: Seq[int], *, spread: np.ndarray | None = None, device: torch.device | str = "cpu") -> Segments:
+    def of(
+        cls,
+        lengths: Seq[int],
+        *,
+        spread: np.ndarray | None = None,
+        ends: np.ndarray | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Segments:
+        """`ends`: one past each token's last descendant, see tree_attention.py."""
         sums = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         gather = None if spread is None else np.unique(spread, return_index=True)[1]
         if spread is None or gather is None or len(gather) == len(spread):  # nothing is shared
-            return cls(tuple(lengths), sums.to(device))
-        places = (torch.from_numpy(each.astype(np.int64)).to(device) for each in (spread, gather))
-        return cls(tuple(lengths), sums.to(device), *places)
+            return cls(tuple(lengths), placed(sums, device))
+        places = [placed(torch.from_numpy(each.astype(np.int64)), device) for each in (spread, gather)]
+        tree = None if ends is None or torch.device(device).type == "cpu" else tree_mask(ends, device=device)
+        return cls(tuple(lengths), placed(sums, device), places[0], places[1], tree)
 
     @property
     def longest(self) -> int:
@@ -80,10 +93,12 @@ def _attend(
     )  # under autocast the rotary embedding leaves these two in float32
     if segments is None:
         return _causal(query, key, value, scaling), None
+    half = value.is_cuda and value.dtype != torch.float32
+    if half and segments.tree is not None:
+        return tree_attention(query, key, value, scaling=scaling, mask=segments.tree), None
     if segments.spread is not None:
         query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
-    each = _fused if value.is_cuda and value.dtype != torch.float32 else _looped
-    out = each(query, key, value, scaling, segments)
+    out = (_fused if half else _looped)(query, key, value, scaling, segments)
     return out if segments.gather is None else out.index_select(1, segments.gather), None
 
 
@@ -139,3 +154,8 @@ def _no_mask(*args: Any, **kwargs: Any) -> None:
 
 AttentionInterface.register(NAME, _attend)
 AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def outside_of_compilation() -> None:
+    """From now on compiled layers leave their graph for this attention, and come back after it."""
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ludus.errors import CheckpointFailed, describe
 
 
-def save_model(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """Writes weights (safetensors), configuration and tokenizer, so that AutoModelForCausalLM and other tools can load them."""
+def save_model(
+    folder: str | Path,
+    *,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Writes weights (safetensors), configuration and tokenizer, so that AutoModelForCausalLM and other tools can load them. `tensors`
+    take the place of the model's own."""
     with written_whole(Path(folder)) as aside, without_bars():
-        model.save_pretrained(aside, safe_serialization=True)
+        model.save_pretrained(aside, safe_serialization=True, state_dict=dict(tensors) if tensors is not None else None)
         tokenizer.save_pretrained(aside)
     return Path(folder)
 

@@ -99,6 +99,7 @@ class Loop:
         checkpoint: Checkpoint | None = None,
         refresh: Refresh | None = None,
         engine_counts: EngineCounts = dict,
+        on_trainer_thread: Callable[[], None] | None = None,
     ) -> None:
         self.config, self.pipeline = config, config.pipeline
         self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
@@ -107,7 +108,6 @@ class Loop:
         self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
         self.horizons = Horizons(config.horizons)
-        on_trainer_thread: Callable[[], None] | None = None,
         self.monitor = Monitor(config.monitor)
         self.loaded_version = trainer.version
         self.stopped = False

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms.returns import token_rewards, turn_rewards
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer.budget import FIRST_TOKENS
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.critic import blank
 from ludus.trainer.double_critic import DoubleCritic, Turns
@@ -91,7 +92,9 @@ class Archer:
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
         hidden = [nothing] * len(sequences)
-        for indices in pack([row_ids(sequence) for sequence in sequences], budget=self._trainer.microbatch_tokens):
+        for indices in pack(
+            [row_ids(sequence) for sequence in sequences], budget=self._trainer.microbatch_tokens or FIRST_TOKENS
+        ):
             chosen = [sequences[index] for index in indices]
             whole = self._hidden(chosen)
             for index, own in zip(indices, whole.split([sequence.num_sampled for sequence in chosen]), strict=True):

@@ -2,6 +2,7 @@
 
     RUN/checkpoints/step-00000050/   manifest.json  state.json  model.safetensors  optimizer.safetensors  rng.safetensors  ...
 
+A run that trains adapters has adapter.safetensors in place of the model, whose weights never change.
 Files are written aside, flushed to the disk and moved into place; the manifest holds the size and checksum of each.
 """
 
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from ludus.errors import CheckpointFailed
 
+MODEL, ADAPTER = "model", "adapter"
 _MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)(\.replaced)?")
 

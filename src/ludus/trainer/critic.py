@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer.budget import FIRST_TOKENS
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.forward import prepare, sampled_hidden
 from ludus.trainer.optimizer import make_optimizer
@@ -59,7 +60,7 @@ class Critic:
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         rows = [row_ids(sequence) for sequence in sequences]
         found = [np.zeros(0)] * len(sequences)
-        for indices in pack(rows, budget=self._trainer.microbatch_tokens):
+        for indices in pack(rows, budget=self._trainer.microbatch_tokens or FIRST_TOKENS):
             chosen = [sequences[index] for index in indices]
             values = self._values(self._hidden(chosen)).cpu().numpy()
             counts = np.cumsum([sequence.num_sampled for sequence in chosen])[:-1]
@@ -73,7 +74,7 @@ class Critic:
         rows = [row_ids(sequence) for sequence in batch.sequences]
         parts = [
             [batch.sequences[index] for index in indices]
-            for indices in pack(rows, budget=self._trainer.microbatch_tokens)
+            for indices in pack(rows, budget=self._trainer.microbatch_tokens or FIRST_TOKENS)
         ]
         targets = [_targets(part, device=self._model.device) for part in parts]
         read: list[Callable[[], Tensor]] = [lambda part=part: self._hidden(part) for part in parts]  # type: ignore[misc]

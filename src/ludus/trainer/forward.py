@@ -7,15 +7,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
 from ludus.models.packed_attention import Segments, use_packed_attention
+from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.pack import Microbatch
 
-MAX_LOGITS = 1 << 25
-"""Logits held at once (128 MiB in float32): 65536 tokens of a vocabulary of 512, 220 of one of 152,000."""
+MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
+"""Logits held at once: on a CPU 128 MiB in float32, 220 tokens of a vocabulary of 152,000; on a GPU, whose products want more rows,
+512 MiB in bfloat16, 1,766 tokens."""
 
 
 def sampled_logprobs(
@@ -24,22 +25,20 @@ def sampled_logprobs(
     *,
     temperature: float,
     entropy_gradient: bool = False,
-    max_logits: int = MAX_LOGITS,
+    max_logits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
     hidden = sampled_hidden(model, microbatch)
-    rows = max(1, max_logits // model.config.get_text_config().vocab_size)
-    if len(hidden) <= rows:
+    rows = max(1, (max_logits or MAX_LOGITS[hidden.device.type]) // model.config.get_text_config().vocab_size)
+    if (
+        len(hidden) <= rows and not hidden.is_cuda
+    ):  # small enough to keep; on a GPU the fused pieces are faster at any size
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
-    pieces = [
-        # recomputed in the backward pass: keeping the logits for it is what costs the memory
-        checkpoint(
-            _head, model, part, targets, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
-        )
-        for part, targets in zip(hidden.split(rows), microbatch.targets.split(rows), strict=True)
-    ]
-    logprobs, entropies = zip(*pieces, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    head: Any = model.get_output_embeddings()
+    logprobs, entropies = logprobs_in_pieces(
+        hidden, head.weight, head.bias, microbatch.targets, temperature=temperature, rows=rows
+    )
+    return logprobs, entropies if entropy_gradient else entropies.detach()
 
 
 def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:

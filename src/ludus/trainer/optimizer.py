@@ -1,25 +1,94 @@
-"""AdamW and its learning rates. Promise: a schedule is a pure function of the step, so a resumed run meets the same values."""
+"""AdamW, the float32 weights it moves, and its learning rates. Promise: a schedule is a pure function of the step, so a resumed run
+meets the same values; no update is lost to rounding, and no gradient summed, in half precision."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import AdamW
 
 Schedule = Callable[[int], float]
 """Optimiser steps taken so far -> the learning rate of the next one."""
 
 
-def make_optimizer(model: nn.Module, *, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:
+class Named(Protocol):
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]: ...
+
+
+class Masters:
+    """The weights of `model` that are trained, in float32, by name. In a float32 model they are its own parameters. In half precision
+    they are copies: the model computes in `dtype`, each of its gradients is added to that of its copy as soon as it is whole and then
+    freed, and `copy_back` rounds what the optimiser made of the copies into the model. A trained weight takes 18 bytes: 2 to compute
+    with, 4 for the copy, 4 for its gradient, 8 for AdamW's averages; no forward pass casts anything."""
+
+    def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
+        """`model` comes in float32 and leaves in `dtype`; buffers, such as rotary frequencies, stay as exact as they were."""
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._halves: list[nn.Parameter] = []
+        self._named = trained
+        if dtype != torch.float32:
+            self._named = {name: nn.Parameter(parameter.detach().float()) for name, parameter in trained.items()}
+            self._halves = list(trained.values())
+        cast_weights(model, dtype)
+        for half, master in zip(self._halves, self._named.values(), strict=False):
+            half.register_post_accumulate_grad_hook(_adding_to(master))
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        return self._named.items()
+
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self._named.values())
+
+    def forget_gradients(self) -> None:
+        for parameter in (*self._halves, *self._named.values()):
+            parameter.grad = None
+
+    @torch.no_grad()
+    def copy_back(self) -> None:
+        if self._halves:
+            halves: list[Tensor] = [*self._halves]
+            torch._foreach_copy_(halves, [*self._named.values()])
+
+
+def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
+    """`model.to(dtype)` would round its buffers too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
+def _adding_to(master: nn.Parameter) -> Callable[[Tensor], None]:
+    def add(half: Tensor) -> None:
+        assert half.grad is not None
+        if master.grad is None:
+            master.grad = half.grad.float()
+        else:
+            master.grad += half.grad
+        half.grad = None
+
+    return add
+
+
+def make_optimizer(model: Named, *, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:
     """Matrices decay; norms, biases and other vectors do not."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    parameters = [parameter for _, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
+    optimizer = AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
+    for (
+        parameter
+    ) in parameters:  # now and not in the first step: memory that is missing is missed before anything has moved
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
+    return optimizer
 
 
 def warmup(lr: float, *, steps: int) -> Schedule:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ludus.models.packed_attention import Segments
+from ludus.models.transfer import placed
 from ludus.types import Sequence
 
 
@@ -69,7 +70,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
-    """For each row the nodes of its tokens, numbered as they appear; a row shares those of what it has in common with the one before."""
+    """For each row the nodes of its tokens, numbered as they appear; a row shares those of what it has in common with the one before.
+    That is a depth-first order, in which a node's descendants come right after it."""
     nodes: list[np.ndarray] = []
     count = 0
     for i, row in enumerate(rows):
@@ -78,6 +80,15 @@ def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
         nodes.append(np.concatenate([nodes[-1][:shared], new]) if shared else new)
         count += len(new)
     return nodes
+
+
+def subtree_ends(nodes: Seq[np.ndarray]) -> np.ndarray:
+    """One past the last descendant of each node of `trie(rows)`."""
+    counts = np.maximum.accumulate([int(own[-1]) + 1 for own in nodes])  # nodes seen with each row
+    ends = np.full(counts[-1], counts[-1])
+    for own, following, count in zip(nodes, nodes[1:], counts, strict=False):
+        ends[own[common_prefix(own, following) :]] = count  # the next row leaves these behind
+    return ends
 
 
 def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "cpu") -> Microbatch:
@@ -89,7 +100,7 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     targets = [np.flatnonzero(sequence.sampled) for sequence in sequences]
 
     def tensor(values: np.ndarray, dtype: Any) -> Tensor:
-        return torch.from_numpy(values.astype(dtype, copy=False)).to(device)
+        return placed(torch.from_numpy(values.astype(dtype, copy=False)), device)
 
     def sampled(arrays: list[np.ndarray], dtype: Any) -> Tensor:
         return tensor(np.concatenate([array[target] for array, target in zip(arrays, targets, strict=True)]), dtype)
@@ -97,7 +108,12 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     return Microbatch(
         ids=tensor(np.concatenate(rows)[first], np.int64).unsqueeze(0),
         positions=tensor(np.concatenate([np.arange(len(row)) for row in rows])[first], np.int64).unsqueeze(0),
-        segments=Segments.of([len(row) for row in rows], spread=spread, device=device),
+        segments=Segments.of(
+            [len(row) for row in rows],
+            spread=spread,
+            ends=None if torch.device(device).type == "cpu" else subtree_ends(nodes),
+            device=device,
+        ),
         predictors=tensor(np.concatenate([n[t - 1] for n, t in zip(nodes, targets, strict=True)]), np.int64),
         targets=sampled([s.ids for s in sequences], np.int64),
         behaviour_logprobs=sampled([s.logprobs for s in sequences], np.float32),

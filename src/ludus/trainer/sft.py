@@ -7,13 +7,13 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.algorithms.algorithm import Tokens
-from ludus.config import SftConfig, TrainerConfig
+from ludus.config import LoraConfig, SftConfig, TrainerConfig
 from ludus.errors import ConfigError
+from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import warmup_cosine
 from ludus.trainer.trainer import Trainer
 from ludus.types import Batch, Sequence, frozen_array
@@ -25,16 +25,17 @@ def clone(
     *,
     config: SftConfig,
     trainer: TrainerConfig,
+    lora: LoraConfig = LoraConfig(),
     seed: int,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Trains `model` in place to say the sampled tokens of `sequences`; returns the last step's metrics. `trainer` gives everything
-    but the learning rate, which warms up and then falls to 0 over `config.steps`."""
+    """Trains `model` in place, or adapters that it is given, to say the sampled tokens of `sequences`; returns the last step's metrics.
+    `trainer` gives everything but the learning rate, which warms up and then falls to 0 over `config.steps`."""
     trainable = [sequence for sequence in sequences if sequence.num_sampled]
     if not trainable:
         raise ConfigError(f"nothing to clone: none of the {len(sequences)} sequences has a sampled token")
     schedule = warmup_cosine(config.lr, warmup_steps=config.warmup_steps, steps=config.steps)
-    dtype = model.dtype
+    add_adapters(model, lora, seed=seed)
     cloner = Trainer(model, algorithm_loss=log_likelihood, config=trainer, schedule=schedule)
     metrics: dict[str, float] = {}
     batches = cloning_batches(trainable, batch_tokens=config.batch_tokens, seed=seed)
@@ -42,7 +43,6 @@ def clone(
         metrics = cloner.step(batch)
         if on_step is not None:
             on_step(step, metrics)
-    torch.nn.Module.to(model, dtype)
     return metrics
 
 

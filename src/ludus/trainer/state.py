@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from ludus.errors import CheckpointFailed
+from ludus.trainer.optimizer import Named
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -24,7 +25,11 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, folder: Path) -> None:
-    own = named_tensors(model)
+    copy_tensors(named_tensors(model), tensors, folder=folder)
+
+
+def copy_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, folder: Path) -> None:
+    """Into `own`, all or none."""
     differing = sorted(
         {name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape}
         | (tensors.keys() - own.keys())
@@ -39,7 +44,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, folder: Pat
             tensor.copy_(tensors[name])
 
 
-def optimizer_tensors(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: AdamW, model: Named) -> dict[str, Tensor]:
     """The optimiser's memory by parameter name: "exp_avg/model.norm.weight"."""
     return {
         f"{key}/{name}": value
@@ -48,7 +53,7 @@ def optimizer_tensors(optimizer: AdamW, model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def load_optimizer_tensors(optimizer: AdamW, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+def load_optimizer_tensors(optimizer: AdamW, model: Named, tensors: Mapping[str, Tensor]) -> None:
     parameters = dict(model.named_parameters())
     optimizer.state.clear()
     for full_name, tensor in tensors.items():

@@ -19,17 +19,20 @@ from transformers import PreTrainedModel
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
-from ludus.errors import TrainerFailed
+from ludus.errors import CheckpointFailed, TrainerFailed, describe
 from ludus.trainer.archer import Archer
-from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
+from ludus.trainer.budget import Budget
+from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
+from ludus.trainer.layers import checkpoint_layers, compile_layers, compiles
+from ludus.trainer.lora import has_adapters, merged_tensors
 from ludus.trainer.metrics import summarise
-from ludus.trainer.optimizer import Schedule, make_optimizer, warmup
+from ludus.trainer.optimizer import Masters, Schedule, cast_weights, make_optimizer, warmup
 from ludus.trainer.pack import Microbatch, make_microbatch, pack, row_ids
 from ludus.trainer.state import (
+    copy_tensors,
     load_optimizer_tensors,
-    load_weights,
     named_tensors,
     optimizer_tensors,
     restore_rng,
@@ -42,9 +45,14 @@ from ludus.weights.channel import Channel
 Loss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
 
 
+OnEvent = Callable[..., None]
+"""Called as on_event(kind, **fields), in the thread that asked for the step."""
+
+
 class Trainer:
-    """Owns `model` from here on: its weights become float32 (small updates vanish in bfloat16), while forward and backward run, and
-    versions are published, in the dtype it came in. Dropout stays off, so that its logprobs are those an engine would report."""
+    """Owns `model` from here on. Forward and backward run, and versions are published, in the dtype it came in, as an engine computes;
+    what the optimiser moves is float32 (`Masters`). Where it has adapters (`lora.py`), they alone are trained. Dropout stays off, so that
+    its logprobs are those an engine would report."""
 
     def __init__(
         self,
@@ -58,6 +66,7 @@ class Trainer:
         reference: PreTrainedModel | None = None,
         entropy_gradient: bool = False,
         critic: Critic | Archer | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
         """`reference` is frozen, and its logprobs are given to the loss; `entropy_gradient`: the loss has an entropy bonus; `critic`
         reads this very model, or has one of its own."""
@@ -73,16 +82,28 @@ class Trainer:
         self._published: int | None = None
         self._dtype = model.dtype
         self._schedule = schedule or warmup(config.lr, steps=config.warmup_steps)
-        model.float().eval()
         self._reference = reference
         self._entropy_gradient = entropy_gradient
         self._critic = critic
+        self._on_event = on_event
         with cpu_threads(config.threads):
-            prepare(model)
+            prepare(model.float().eval())
             if reference is not None:
-                # float32 under autocast, as the policy is: in half precision its rounding would look like a distance
                 prepare(reference.float().requires_grad_(False).eval())
-        self._optimizer = make_optimizer(model, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+                cast_weights(
+                    reference, self._dtype
+                )  # rounded as the policy is: the difference would look like a distance
+        self._masters = Masters(model, dtype=self._dtype)
+        self._optimizer = make_optimizer(
+            self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self._budget = Budget(config.microbatch_tokens, device=model.device)
+        if config.checkpoint_activations:
+            checkpoint_layers(model)
+        if compiles(config.compile, device=model.device):
+            for each in (model, reference):
+                if each is not None:
+                    compile_layers(each)
 
     # -------------------------------------------------------------------------------------------- a step
 
@@ -117,23 +138,43 @@ class Trainer:
         }
 
     def _accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token."""
-        self._optimizer.zero_grad()
+        """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token. Where memory runs out it
+        begins again with smaller microbatches: weights per token are fixed, so that nothing else changes."""
+        while True:
+            try:
+                return self._try_to_accumulate(sequences)
+            except torch.OutOfMemoryError as error:
+                cause = describe(error)
+            # out of the except block: the error's traceback holds the tensors of the pass that failed
+            self._masters.forget_gradients()
+            before = self._budget.tokens
+            self._budget.shrink(cause)
+            self._tell("out_of_memory", tokens=before, microbatch_tokens=self._budget.tokens, text=cause)
+
+    def _try_to_accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
+        self._masters.forget_gradients()
         total, pieces = torch.zeros((), device=self.model.device), []
         rows = [row_ids(sequence) for sequence in sequences]
-        for indices in pack(rows, budget=self._config.microbatch_tokens):
-            loss, diagnostics = self._forward([sequences[index] for index in indices])
-            loss.backward()
+        for indices in pack(rows, budget=self._budget.tokens):
+            chosen = [sequences[index] for index in indices]
+            microbatch, found = make_microbatch(chosen, device=self.model.device), self._budget.found
+            with self._budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(chosen)):
+                loss, diagnostics = self._forward(microbatch, chosen)
+                loss.backward()
+            if self._budget.found != found:
+                self._tell("microbatch_tokens", microbatch_tokens=self._budget.tokens)
             total += loss.detach()
             pieces.append(diagnostics)
         return total, pieces
 
-    def _forward(self, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
-        microbatch = make_microbatch(sequences, device=self.model.device)
-        with self._autocast():
-            logprobs, entropies = sampled_logprobs(
-                self.model, microbatch, temperature=self._temperature, entropy_gradient=self._entropy_gradient
-            )
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self._on_event is not None:
+            self._on_event(kind, **fields)
+
+    def _forward(self, microbatch: Microbatch, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, entropies = sampled_logprobs(
+            self.model, microbatch, temperature=self._temperature, entropy_gradient=self._entropy_gradient
+        )
         tokens = Tokens(
             logprobs=logprobs,
             old_logprobs=logprobs.detach(),  # one step per batch: the policy at its start is the policy itself
@@ -151,23 +192,19 @@ class Trainer:
     def _reference_logprobs(self, microbatch: Microbatch) -> Tensor | None:
         if self._reference is None:
             return None
-        with self._autocast():
-            return sampled_logprobs(self._reference, microbatch, temperature=self._temperature)[0]
-
-    def _autocast(self) -> torch.autocast:
-        half = self._dtype != torch.float32
-        return torch.autocast(self.model.device.type, dtype=self._dtype if half else None, enabled=half)
+        return sampled_logprobs(self._reference, microbatch, temperature=self._temperature)[0]
 
     def _grad_norm(self) -> Tensor:
-        return torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        return torch.nn.utils.get_total_norm([p.grad for p in self._masters.parameters() if p.grad is not None])
 
     def _apply(self, grad_norm: Tensor) -> float:
-        torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), self._config.max_grad_norm, grad_norm)
+        torch.nn.utils.clip_grads_with_norm_(self._masters.parameters(), self._config.max_grad_norm, grad_norm)
         lr = self._schedule(self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-        self._optimizer.zero_grad()
+        self._masters.copy_back()
+        self._masters.forget_gradients()
         self.steps += 1
         return lr
 
@@ -179,7 +216,7 @@ class Trainer:
             if not np.isfinite(float(alone) + float(self._grad_norm())):
                 culprit = f"sequence {index} of {len(batch.sequences)}{_origin(batch, sequence)}"
                 break
-        self._optimizer.zero_grad()
+        self._masters.forget_gradients()
         return (
             f"step {self.steps} has loss {loss} and gradient norm {grad_norm}; expected finite numbers. It came from {culprit}. "
             "Weights and optimiser are as before the step; look at that trajectory's logprobs, or lower trainer.lr."
@@ -197,7 +234,7 @@ class Trainer:
         """Puts the weights on the channel as a new version; again without a step in between, it is the same version."""
         assert self._channel is not None, "this trainer was made without a channel"
         if self._published != self.steps:
-            self._channel.publish(self.steps, {n: t.to(self._dtype) for n, t in named_tensors(self.model).items()})
+            self._channel.publish(self.steps, merged_tensors(self.model))
             self._published = self.version = self.steps
         return self.version
 
@@ -205,7 +242,7 @@ class Trainer:
     def logprobs(self, ids: Seq[int]) -> list[float]:
         """Logprobs of ids[1:], each given what precedes it, at the sampling temperature: what an engine's `score` must agree with."""
         sequence = _all_sampled(ids)
-        with cpu_threads(self._config.threads), self._autocast():
+        with cpu_threads(self._config.threads):
             microbatch = make_microbatch([sequence], device=self.model.device)
             values: list[float] = sampled_logprobs(self.model, microbatch, temperature=self._temperature)[0].tolist()
         return values
@@ -224,8 +261,8 @@ class Trainer:
         """Writes RUN_FOLDER/checkpoints/step-N with the caller's `state`, `files` and `tensors` beside its own, keeps the newest."""
         folder = checkpoint_folder(run_folder, self.steps)
         own = {
-            "model": named_tensors(self.model),
-            "optimizer": optimizer_tensors(self._optimizer, self.model),
+            self._part: self._weights(),
+            "optimizer": optimizer_tensors(self._optimizer, self._masters),
             "rng": rng_states(self.model.device),
             **(self._critic.tensors() if self._critic is not None else {}),
         }
@@ -238,8 +275,14 @@ class Trainer:
     def restore(self, folder: str | Path) -> Checkpoint:
         """Continues from a checkpoint; the caller's state and files are in the answer. Publish before an engine is to follow."""
         checkpoint = load_checkpoint(folder)
-        load_weights(self.model, checkpoint.tensors("model"), folder=checkpoint.folder)
-        load_optimizer_tensors(self._optimizer, self.model, checkpoint.tensors("optimizer"))
+        if not (checkpoint.folder / f"{self._part}.safetensors").is_file():
+            raise CheckpointFailed(
+                f"{checkpoint.folder} holds no {self._part}.safetensors: it was written with {'' if self._part == MODEL else 'no '}"
+                "adapters (lora.rank). Resume with the settings the run was started with."
+            )
+        copy_tensors(self._weights(), checkpoint.tensors(self._part), folder=checkpoint.folder)
+        self._masters.copy_back()
+        load_optimizer_tensors(self._optimizer, self._masters, checkpoint.tensors("optimizer"))
         if self._critic is not None:
             self._critic.restore(checkpoint)
         restore_rng(checkpoint.tensors("rng"), self.model.device)
@@ -247,6 +290,15 @@ class Trainer:
         self.version = int(checkpoint.state["trainer"]["version"])
         self._published = None
         return checkpoint
+
+    @property
+    def _part(self) -> str:
+        return ADAPTER if has_adapters(self.model) else MODEL
+
+    def _weights(self) -> dict[str, Tensor]:
+        """What is trained, in float32, and what else makes the model; of one with adapters the adapters alone."""
+        rest = {} if has_adapters(self.model) else named_tensors(self.model)
+        return {**rest, **{name: master.detach() for name, master in self._masters.named_parameters()}}
 
 
 def _rows(sequences: Seq[Sequence], *, device: torch.device) -> Tensor:

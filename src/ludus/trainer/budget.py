@@ -1,0 +1,78 @@
+"""Tokens of one microbatch. Promise: what a person asked for, else what the device's memory holds; less once that was too much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from ludus.errors import TrainerFailed
+
+FIRST_TOKENS = 4096
+"""On a CPU, which has enough with it, for good; on a GPU until it was measured."""
+MOST_TOKENS = 32768
+"""A GPU is busy with so many; more would only make memory scarce for others."""
+SHARE = 0.75
+"""Of the free memory: lengths differ, and others on the device want some too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Of a device, in bytes."""
+
+    free: int
+    used: int
+    peak: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Memory:
+        """What torch holds and does not use counts as free."""
+        used = torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - used
+        return cls(free=free, used=used, peak=torch.cuda.max_memory_allocated(device))
+
+
+class Budget:
+    def __init__(self, tokens: int, *, device: torch.device) -> None:
+        """`tokens` 0: to be found out."""
+        self.tokens = tokens or FIRST_TOKENS
+        self.found = bool(tokens) or device.type != "cuda"
+        self._device = device
+        self._trying = (0, 0)
+
+    @contextmanager
+    def microbatch(self, *, tokens: int, sequences: int) -> Iterator[None]:
+        """Around the forward and backward pass of a microbatch. The first that is at least half full is measured."""
+        self._trying = (tokens, sequences)
+        if self.found or 2 * tokens < self.tokens:
+            yield
+            return
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before = Memory.of(self._device)
+        yield
+        self.learn(tokens, before=before, after=Memory.of(self._device))
+
+    def learn(self, tokens: int, *, before: Memory, after: Memory) -> None:
+        self.tokens = affordable(tokens, taken=after.peak - before.used, free=before.free)
+        self.found = True
+
+    def shrink(self, cause: str) -> None:
+        """After the microbatch that was being tried did not fit. One sequence cannot be split."""
+        tokens, sequences = self._trying
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+        if sequences <= 1:
+            raise TrainerFailed(
+                f"a single sequence of {tokens} tokens does not fit into the memory of {self._device} ({cause}). Weights and optimiser "
+                "are as before the step. Set trainer.checkpoint_activations = true, lower rollout.max_tokens, train adapters "
+                "(lora.rank = 16), or leave the engine less of the device."
+            )
+        self.tokens, self.found = max(1, tokens // 2), True
+
+
+def affordable(tokens: int, *, taken: int, free: int) -> int:
+    """How many tokens fit into SHARE of `free` bytes where `tokens` took `taken` of them; a multiple of 256."""
+    fit = int(tokens * SHARE * free / max(1, taken))
+    return max(256, min(MOST_TOKENS, fit) // 256 * 256)

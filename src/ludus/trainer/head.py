@@ -1,0 +1,116 @@
+"""From hidden states to logprobs and entropies, piece by piece. Promise: the logits of one piece exist at a time, forward and backward,
+and none is kept: a backward pass computes them again.
+
+    logits = hidden W^T + b     z = logits / temperature     logprob = z[target] - lse(z)     entropy = lse(z) - sum softmax(z) z
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def logprobs_in_pieces(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float, rows: int
+) -> tuple[Tensor, Tensor]:
+    """hidden (M, width), weight (vocabulary, width), targets (M,): logprobs and entropies, (M,) each, in float32, both with gradient.
+    `rows` of them have their logits at once."""
+    found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Pieces(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
+    ) -> tuple[Tensor, Tensor]:
+        found = [
+            _statistics(_logits(part, weight, bias), own, temperature)
+            for part, own in zip(hidden.split(rows), targets.split(rows), strict=True)
+        ]
+        logprobs, sums, entropies = (torch.cat(each) for each in zip(*found, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, targets, sums, entropies)
+        ctx.temperature, ctx.rows = temperature, rows
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        hidden, weight, bias, targets, sums, entropies = ctx.saved_tensors
+        if by_logprob is None:
+            by_logprob = torch.zeros_like(sums)
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        of_hidden = torch.empty_like(hidden) if wants_hidden else None
+        of_weight = (
+            torch.zeros_like(weight) if wants_weight else None
+        )  # a frozen head, as LoRA leaves it, costs nothing
+        of_bias = torch.zeros_like(bias) if wants_bias else None
+        for first in range(0, len(hidden), ctx.rows):
+            own = slice(first, first + ctx.rows)
+            gradient = _gradients(
+                _logits(hidden[own], weight, bias),
+                targets[own],
+                sums=sums[own],
+                entropies=entropies[own],
+                by_logprob=by_logprob[own],
+                by_entropy=None if by_entropy is None else by_entropy[own],
+                temperature=ctx.temperature,
+            )
+            if of_hidden is not None:
+                torch.mm(gradient, weight, out=of_hidden[own])
+            if of_weight is not None:
+                of_weight.addmm_(gradient.t(), hidden[own])
+            if of_bias is not None:
+                of_bias += gradient.sum(dim=0)
+        return of_hidden, of_weight, of_bias, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.nn.functional.linear(hidden, weight, bias)
+
+
+def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    if logits.is_cuda:
+        from ludus.models import head_kernels
+
+        return head_kernels.statistics(logits, targets, temperature=temperature)
+    z = logits.float() / temperature
+    sums = z.logsumexp(dim=-1)
+    chosen = z.gather(1, targets.unsqueeze(1)).squeeze(1)
+    logprobs = z.sub_(sums.unsqueeze(1))
+    return chosen - sums, sums, -(logprobs.exp() * logprobs).sum(dim=-1)
+
+
+def _gradients(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    sums: Tensor,
+    entropies: Tensor,
+    by_logprob: Tensor,
+    by_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """(rows, vocabulary), in the dtype of the logits, which it may overwrite."""
+    if logits.is_cuda:
+        from ludus.models import head_kernels
+
+        return head_kernels.gradients_in_place(
+            logits,
+            targets,
+            sums=sums,
+            entropies=entropies,
+            by_logprob=by_logprob,
+            by_entropy=by_entropy,
+            temperature=temperature,
+        )
+    relative = (logits.float() / temperature).sub_(sums.unsqueeze(1))
+    shares = relative.exp()
+    slopes = -by_logprob.unsqueeze(1)
+    if by_entropy is not None:
+        slopes = slopes - by_entropy.unsqueeze(1) * relative.add_(entropies.unsqueeze(1))
+    gradient = shares.mul_(slopes)
+    gradient.scatter_add_(1, targets.unsqueeze(1), by_logprob.unsqueeze(1).to(gradient.dtype))
+    return (gradient / temperature).to(logits.dtype)

@@ -1,0 +1,43 @@
+"""How a decoder's layers are run for training: compiled, or computed again in the backward pass. Promise: the numbers stay the same, up
+to the rounding of fused operations."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from ludus.errors import ConfigError
+from ludus.models.packed_attention import outside_of_compilation
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    for layer in _layers(model, knob="checkpoint_activations"):
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+        layer.training = True  # Transformers looks at it; the modules inside stay in evaluation, without dropout
+
+
+def compile_layers(model: PreTrainedModel) -> None:
+    """One compilation serves all layers and lengths. Attention stays outside: its kernels are compiled already, and a row's segments,
+    which are new in every microbatch, would be taken for constants."""
+    outside_of_compilation()
+    for layer in _layers(model, knob="compile"):
+        layer.compile(dynamic=True)
+
+
+def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
+    layers: Any = getattr(model.base_model, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not all(hasattr(layer, "gradient_checkpointing") for layer in layers):
+        raise ConfigError(
+            f"trainer.{knob} is on, but {type(model).__name__} keeps no list of layers that it could be done to; turn it off"
+        )
+    return list(layers)
+
+
+def compiles(choice: bool | None, *, device: torch.device) -> bool:
+    return device.type == "cuda" if choice is None else choice

@@ -1,0 +1,116 @@
+"""LoRA through PEFT: a few adapters are trained in place of the weights. Promise: nothing else has a gradient or a memory in the
+optimiser, and whoever reads the policy gets whole weights, under the names they always had.
+
+    add_adapters(model, LoraConfig(rank=16), seed=0)     y = W x + (alpha / rank) B A x, with B = 0 at first
+    merged_tensors(model)                                W + (alpha / rank) B A
+    export(folder, model=model, tokenizer=tokenizer)     FOLDER: the merged model; FOLDER/adapter: the adapters in PEFT's format
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ludus.config import LoraConfig
+from ludus.errors import ConfigError, nearest
+from ludus.models.save import save_model, written_whole
+from ludus.trainer.state import named_tensors
+
+ADAPTER = "default"
+"""PEFT's name for the only one there is."""
+
+
+def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
+    """Does nothing at rank 0. `seed` decides the adapters' first values; the model's outputs are at first what they were."""
+    if not config.rank:
+        return
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(
+            f"lora.rank is {config.rank}, but the package peft is not installed; `pip install 'ludus[lora]'`, or set lora.rank = 0"
+        ) from None
+    settings = peft.LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha or 2 * config.rank,
+        target_modules=_targets(model, config),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(_of_adapter(name))
+        if _of_adapter(name):
+            parameter.data = parameter.data.to(model.dtype)
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return any(_of_adapter(name) for name, _ in model.named_parameters())
+
+
+def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in named_tensors(model).items() if _of_adapter(name)}
+
+
+@torch.no_grad()
+def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """What `named_tensors` gives for a model without adapters: sums are made in float32 and come in the dtype of the weights."""
+    tensors = {name: tensor for name, tensor in named_tensors(model).items() if not _of_adapter(name)}
+    for prefix, layer in _adapted(model).items():
+        down, up = (matrix[ADAPTER].weight.float() for matrix in (layer.lora_A, layer.lora_B))
+        name = f"{prefix}.base_layer.weight"
+        weight = tensors[name]
+        tensors[name] = (weight.float() + layer.scaling[ADAPTER] * (up @ down)).to(weight.dtype)
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in tensors.items()}
+
+
+def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """The whole model, and beside it the adapters where there are some."""
+    folder = Path(folder)
+    if not has_adapters(model):
+        return save_model(folder, model=model, tokenizer=tokenizer)
+    save_model(folder, model=model, tokenizer=tokenizer, tensors=merged_tensors(model))
+    with written_whole(folder / "adapter") as aside:
+        settings = next(iter(_configs(model).values()))
+        settings.base_model_name_or_path = model.config._name_or_path
+        settings.inference_mode = True
+        settings.save_pretrained(str(aside))
+        tensors = {
+            f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": tensor.contiguous()
+            for name, tensor in adapter_tensors(model).items()
+        }
+        save_file(tensors, aside / "adapter_model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
+    """The last part of the names of the decoder's linear layers, all or those that were asked for."""
+    known = sorted(
+        {name.rpartition(".")[2] for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
+    )
+    for target in config.targets:
+        if target not in known:
+            raise ConfigError(
+                f"lora.targets names {target!r}, which is no linear layer of this decoder.{nearest(target, known)} "
+                f"Known: {', '.join(known)}; leave it empty for all of them."
+            )
+    return list(config.targets) or known
+
+
+def _of_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _adapted(model: nn.Module) -> dict[str, Any]:
+    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+
+
+def _configs(model: nn.Module) -> dict[str, Any]:
+    configs: dict[str, Any] = model.peft_config  # type: ignore[assignment]
+    return configs

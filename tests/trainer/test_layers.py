@@ -1,0 +1,61 @@
+import pytest
+import torch
+
+from ludus.errors import ConfigError
+from ludus.trainer import layers as layers_module
+from ludus.trainer.layers import compiles
+from tests.trainer.examples import make_batch, make_model, make_trainer, weights_of
+
+
+def stepped(**knobs):
+    trainer = make_trainer(make_model(num_hidden_layers=4, attention_dropout=0.5), microbatch_tokens=40, **knobs)
+    for step in range(2):
+        trainer.step(make_batch(step, lengths=(9, 30, 17, 6, 22 + step)))
+    return weights_of(trainer)
+
+
+def kept_elements(trainer):
+    kept = []
+
+    def keep(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        trainer._accumulate(make_batch().sequences)
+    return sum({tensor.data_ptr(): tensor.numel() for tensor in kept}.values())
+
+
+def test_activations_computed_again_give_the_same_weights_and_fewer_are_kept():
+    plain, checkpointed = stepped(), stepped(checkpoint_activations=True)
+    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-6) for name in plain)
+    many, few = (kept_elements(make_trainer(checkpoint_activations=on)) for on in (False, True))
+    assert few < many
+
+
+def test_a_model_without_a_list_of_layers_cannot_be_checkpointed_and_says_so():
+    model = make_model()
+    model.model.layers = torch.nn.Sequential(*model.model.layers)
+    with pytest.raises(ConfigError, match=r"trainer\.checkpoint_activations is on.*turn it off"):
+        layers_module.checkpoint_layers(model)
+
+
+def test_layers_are_compiled_on_a_gpu_and_not_on_a_cpu_unless_somebody_says_otherwise():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert [compiles(choice, device=cpu) for choice in (None, True, False)] == [False, True, False]
+    assert [compiles(choice, device=cuda) for choice in (None, True, False)] == [True, True, False]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_one_compilation_serves_all_layers_and_lengths_with_the_same_numbers(monkeypatch, checkpointed):
+    from torch._dynamo.testing import CompileCounter
+
+    counter, plain = CompileCounter(), stepped()
+    torch._dynamo.reset()
+    compile_module = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **knobs: compile_module(self, backend=counter, **knobs)
+    )
+    compiled = stepped(compile=True, checkpoint_activations=checkpointed)
+    assert all(torch.allclose(plain[name], compiled[name], atol=1e-6) for name in plain)
+    assert 1 <= counter.frame_count <= 6, "before and after attention; with and without gradient"

@@ -5,6 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("ludus", deadline=None)  # what is found must not hang on how busy the machine is
+settings.load_profile("ludus")
 
 
 @pytest.fixture(scope="session")

@@ -317,6 +317,15 @@ class RunConfig(Section):
         )
 
     @model_validator(mode="after")
+    def _levels_can_be_scored(self) -> RunConfig:
+        if self.curriculum.score == "positive_value_loss" and self.critic.kind not in ("head", "model"):
+            raise ValueError(
+                f"curriculum.score is 'positive_value_loss', which is a critic's, and critic.kind is {self.critic.kind!r}; set it to head "
+                "or model with an advantage that asks one, or use score 'advantage'"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _teacher_is_there_and_used(self) -> RunConfig:
         if (self.algorithm.advantage == "teacher") != bool(self.teacher.model):
             raise ValueError(

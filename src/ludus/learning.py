@@ -22,8 +22,9 @@ BY_VALUES = ("gae", "turn_gae", "bilevel_gae")
 class CurriculumConfig(Section):
     tasks: Literal["uniform", "replay"] = "uniform"
     """uniform: every task once per epoch; replay: prioritised level replay, by what the task's last group showed."""
-    score: Literal["learnability", "advantage"] = "learnability"
-    """replay: success rate x failure rate, or the mean distance of rewards from their group's mean."""
+    score: Literal["learnability", "advantage", "positive_value_loss"] = "learnability"
+    """replay: success rate x failure rate; the mean distance of rewards from their group's mean; or by how much actions did better than
+    the critic had expected (with [critic] of kind head or model)."""
     fresh: float = Field(default=0.5, ge=0, le=1)
     """replay: chance that a task comes which was never drawn, while there are any."""
     rank_temperature: float = Field(default=1.0, gt=0)
@@ -171,11 +172,12 @@ class CriticConfig(Section):
 
 class MonitorConfig(Section):
     window: int = Field(default=10, ge=2)
-    """Optimiser steps whose median is compared with that of as many first ones; before there are two windows it is silent."""
+    """Batches whose median is compared with that of the first three; before there are as many it is silent."""
     fall: float = Field(default=0.25, ge=0, lt=1)
-    """A sign where reward deviation in groups, or entropy, is below this share of what it was, unless the environment is solved."""
+    """A sign where success, or, unless success has grown, reward deviation in groups or entropy, is below this share of what it was."""
     rise: float = Field(default=3.0, gt=1)
-    """A sign where gradient norm, repeated words, tokens of a turn, or invalid actions are above so many times what they were."""
+    """A sign where repeated words, tokens of a turn, or invalid actions are above so many times what they were, or the gradient norm above
+    four times as many."""
     stop: int = Field(default=0, ge=0)
     """Signs at once in one environment that end the run, with a checkpoint; 0: it is only told."""
 

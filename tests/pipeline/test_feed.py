@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ludus.config import CurriculumConfig
 from ludus.errors import ConfigError
 from ludus.pipeline.feed import Feed
-from ludus.types import Task
+from ludus.types import Batch, Task
 from tests.pipeline.played import played
 
 
@@ -54,7 +54,7 @@ def test_a_feed_that_learns_from_what_was_played_continues_as_if_it_had_not_stop
             rewards = [0.0, float(draw.index % 3 > 0)]
             group = played(draw.task, rewards, tokens=3 + draw.index % 5)
             feed.settle(draw, group, replaced=draw.index % 4 == 0)
-            feed.train([group])
+            feed.train([group], Batch(()))
 
     feed = make_feed(curriculum=curriculum)
     for _ in range(before):

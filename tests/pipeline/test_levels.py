@@ -2,13 +2,18 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.config import CurriculumConfig
-from ludus.pipeline.levels import Level, Levels, replay_chances, score_of
+from ludus.pipeline.feed import Feed
+from ludus.pipeline.levels import Level, Levels, positive_value_losses, replay_chances, score_of
+from ludus.types import Batch, Group, ValueTargets
+from tests.algorithms.examples import make_sequence, make_trajectory
 from tests.pipeline.played import make_tasks, played
 
 TASKS = make_tasks("maze", 12)
@@ -61,6 +66,70 @@ def test_scores():
         score_of(played(task, [1, 1]), kind="learnability") == score_of(played(task, [0, 0]), kind="learnability") == 0
     )
     assert score_of(played(task, [0.0, 3.0]), kind="advantage") == 1.5
+
+
+def judged(task, surprises, *, name="g"):
+    """A group of one trajectory per entry, and a batch in which the critic was off by so much at each of its tokens."""
+    sequences = [make_sequence(range(1, 1 + len(own))) for own in surprises]
+    group = Group(name, task, tuple(make_trajectory(f"{name}.{i}", sequences=[s]) for i, s in enumerate(sequences)))
+    trained = []
+    for sequence, own in zip(sequences, surprises, strict=True):
+        values = np.where(sequence.sampled, 0.5, 0.0)
+        returns = values.copy()
+        returns[sequence.sampled] += own
+        targets = ValueTargets(values, returns, sequence.sampled / 9)
+        trained.append(replace(sequence, critic=targets))
+    return group, Batch(tuple(trained))
+
+
+def test_positive_value_loss_counts_what_went_better_than_expected_and_nothing_else():
+    group, batch = judged(TASKS[0], [[0.5, -0.3], [0.0, 0.1, 0.4]])
+    assert positive_value_losses([group], batch) == pytest.approx({"g": 1.0 / 5})
+    assert positive_value_losses([group], Batch(())) == {}, "filtered out, it has none"
+
+
+def test_by_positive_value_loss_a_task_keeps_its_score_until_it_is_trained_again():
+    levels = make_levels(score="positive_value_loss")
+    group, batch = judged(TASKS[0], [[0.5]])
+    levels.learn(group, index=3)
+    assert levels.state()["levels"] == {TASKS[0].id: [0.0, 3]}
+    levels.train([group], batch)
+    assert levels.state()["levels"] == {TASKS[0].id: [0.5, 3]}
+    levels.learn(group, index=7)
+    assert levels.state()["levels"] == {TASKS[0].id: [0.5, 7]}
+
+
+def test_what_goes_better_than_expected_is_replayed_most_and_resumed_anywhere_the_same():
+    def go(levels, *, begin, end):
+        chosen = []
+        for n in range(begin, end):
+            task = levels.choose(count=n, index=n)
+            group, batch = judged(task, [[0.9 if task.id.endswith("/3") else -0.9]], name=f"g{n}")
+            levels.learn(group, index=n)
+            levels.train([group], batch)
+            chosen.append(task.id)
+        return chosen
+
+    through = go(make_levels(score="positive_value_loss"), begin=0, end=200)
+    assert Counter(through).most_common(1)[0][0] == "maze/train/3"
+    for cut in (1, 30, 199):
+        first, second = (make_levels(score="positive_value_loss") for _ in range(2))
+        got = go(first, begin=0, end=cut)
+        second.restore(json.loads(json.dumps(first.state())))
+        assert got + go(second, begin=cut, end=200) == through
+
+
+def test_a_task_whose_groups_come_to_nothing_is_revisited_too():
+    feed = Feed({"maze": TASKS}, weights={"maze": 1.0}, seed=0, curriculum=CurriculumConfig(tasks="replay"))
+    counts = Counter()
+    for _ in range(400):
+        draw = feed.draw()
+        counts[draw.task.id] += 1
+        if draw.task.id == TASKS[5].id:
+            feed.drop(draw)
+        else:
+            feed.settle(draw, played(draw.task, rewards_of(draw.task)))
+    assert counts[TASKS[5].id] >= 5
 
 
 def test_every_task_is_drawn_once_before_anything_is_known():

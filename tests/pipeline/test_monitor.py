@@ -8,13 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.config import MonitorConfig
+from ludus.algorithms import make_algorithm
+from ludus.config import AlgorithmConfig, MonitorConfig
 from ludus.pipeline.fake import FakeTrainer
 from ludus.pipeline.measure import step_metrics
 from ludus.pipeline.monitor import Monitor, signs
 from ludus.types import Batch
 from tests.algorithms.examples import make_group, make_sequence
 from tests.pipeline.test_loop import Setup
+from tests.rollout.playing import WatchedEnvironment
 
 CONFIG = MonitorConfig(window=3)
 STEADY = {
@@ -36,6 +38,7 @@ def shown(config=CONFIG, **changes):
 @pytest.mark.parametrize(
     ("metric", "values", "name"),
     [
+        ("train/success/guess", [0.07, 0.0, 0.2], "success"),
         ("groups/reward_std/guess", [0.05, 0.05, 0.05], "reward_std"),
         ("train/entropy/guess", [0.1, 0.2, 0.1], "entropy"),
         ("train/repeats/guess", [0.5, 0.6, 0.7], "repeats"),
@@ -48,19 +51,33 @@ def test_each_sign_shows_alone_in_its_environment(metric, values, name):
     assert shown(**{metric: values}) == [(name, "guess")]
 
 
-def test_a_growing_gradient_is_a_sign_of_the_whole_run():
-    assert shown(**{"optimizer/grad_norm": [5.0, 9.0, 20.0]}) == [("grad_norm", "the run")]
+def test_a_growing_gradient_is_a_sign_of_the_whole_run_beyond_what_fewer_groups_explain():
+    assert shown(**{"optimizer/grad_norm": [5.0, 13.0, 20.0]}) == [("grad_norm", "the run")]
+    assert shown(**{"optimizer/grad_norm": [4.0, 5.0, 6.0]}) == []
 
 
 def test_one_wild_step_is_no_sign():
     assert shown(**{"optimizer/grad_norm": [1.0, 100.0, 1.0], "groups/reward_std/guess": [0.4, 0.0, 0.4]}) == []
 
 
-def test_a_solved_environment_may_fall_silent():
-    solved = {"train/success/guess": [0.95, 1.0, 1.0]}
+@pytest.mark.parametrize("success", [[0.95, 1.0, 1.0], [0.4, 0.5, 0.4]])
+def test_what_falls_where_success_is_full_or_has_grown_was_learnt(success):
     fallen = {"groups/reward_std/guess": [0.0] * 3, "train/entropy/guess": [0.01] * 3}
-    assert shown(**fallen, **solved) == []
-    assert shown(**fallen) == [("reward_std", "guess"), ("entropy", "guess")]
+    assert shown(**fallen, **{"train/success/guess": success}) == []
+    assert shown(**fallen, **{"train/success/guess": [0.35] * 3}) == [("reward_std", "guess"), ("entropy", "guess")]
+
+
+def test_an_environment_that_was_solved_from_the_start_may_fall_silent():
+    solved = STEADY | {"train/success/guess": [0.95] * 6, "groups/reward_std/guess": [0.2] * 3 + [0.0] * 3}
+    assert signs(solved, config=CONFIG) == []
+
+
+def test_success_is_compared_with_its_best_however_long_ago():
+    monitor = Monitor(CONFIG)
+    course = [0.1] * 3 + [0.8] * 6 + [0.15] * 6
+    told = [[sign.name for sign in monitor.look({"train/success/guess": success})] for success in course]
+    assert [names for names in told if names] == [["success"]]
+    assert told.index(["success"]) == 10, "once most of a window has fallen; 0.15 is above what it was at first"
 
 
 def test_what_is_still_rare_is_no_sign_however_much_it_rose():
@@ -69,8 +86,9 @@ def test_what_is_still_rare_is_no_sign_however_much_it_rose():
     assert signs(rare, config=CONFIG) == []
 
 
-def test_it_is_silent_before_there_are_two_windows():
+def test_it_is_silent_before_there_is_a_window_to_compare():
     assert signs({"optimizer/grad_norm": [1, 1, 1, 99, 99]}, config=CONFIG) == []
+    assert signs({"optimizer/grad_norm": [1, 1, 1, 99, 99]}, config=MonitorConfig(window=2)) != []
 
 
 def test_environments_are_watched_apart():
@@ -125,9 +143,29 @@ class Exploding(FakeTrainer):
 def test_a_run_is_told_its_signs_and_ends_when_it_is_lost(tmp_path):
     told = Setup(tmp_path / "a", trainer=Exploding(), monitor__window=2, pipeline__steps=6).run()
     (event,) = [each for each in told.folder.events() if each["kind"] == "collapse"]
-    assert (event["name"], event["environment"], event["version"]) == ("grad_norm", "the run", 4)
+    assert (event["name"], event["environment"], event["version"]) == ("grad_norm", "the run", 5)
     assert told.trainer.version == 6, "told, and no more"
     ended = Setup(tmp_path / "b", trainer=Exploding(), monitor__window=2, monitor__stop=1, pipeline__steps=6).run()
-    assert ended.trainer.version == 4
+    assert ended.trainer.version == 5
     assert ended.loop.stopped
     assert [each["kind"] for each in ended.folder.events()][-2:] == ["collapse", "collapsed"]
+
+
+class Ruined(WatchedEnvironment):
+    """What is said is right until the policy has moved three times, and never after: all groups are equal then."""
+
+    def open(self, task, *, seed):
+        session = super().open(task, seed=seed)
+        self.sessions[-1].words = ["a" if len(self.trainer.batches) < 3 and seed % 2 else "b"]
+        return session
+
+
+def test_a_policy_that_gives_no_gradient_any_more_is_told_as_lost_and_not_only_as_out_of_gradient(tmp_path):
+    environment = Ruined(turns=1)
+    setup = Setup(tmp_path, environment, algorithm=make_algorithm(AlgorithmConfig()), pipeline__steps=60)
+    environment.trainer = setup.trainer
+    setup.run()
+    signs_told = {each["name"] for each in setup.events("collapse")}
+    assert {"success", "reward_std"} <= signs_told
+    assert setup.trainer.version < 10, "no step was taken when it was told"
+    assert setup.events("no_gradient")

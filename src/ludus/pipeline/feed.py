@@ -16,7 +16,7 @@ from ludus.errors import ConfigError
 from ludus.pipeline.levels import Levels
 from ludus.pipeline.mix import Mix
 from ludus.seeds import derive
-from ludus.types import Group, Task
+from ludus.types import Batch, Group, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,17 @@ class Feed:
         if levels := self._levels.get(draw.task.environment):
             levels.learn(group, index=draw.index)
 
-    def train(self, groups: Sequence[Group]) -> None:
-        """These groups went into an optimiser step, or into a batch that came to none."""
+    def train(self, groups: Sequence[Group], batch: Batch) -> None:
+        """These groups went into an optimiser step with this batch, or into a batch that came to none."""
         self._mix.train(groups)
+        for name, levels in self._levels.items():
+            levels.train([group for group in groups if group.task.environment == name], batch)
 
     def drop(self, draw: Draw) -> None:
         """The group came to nothing."""
         self._mix.drop(draw.task.environment)
+        if levels := self._levels.get(draw.task.environment):
+            levels.note(draw.task, index=draw.index)
 
     def put_back(self, draw: Draw) -> None:
         """Drawn again before anything new: an interrupted group, or one that went stale (as another try)."""

@@ -5,24 +5,29 @@ Promise: everything is revisited, and a choice is a pure function of the seed, t
     P(task) = (1 - c) rank(score)^(-1 / temperature) / sum  +  c (draws since last played) / sum         c = staleness_share
     score   learnability  p (1 - p), p the group's success rate (2408.15099): 0 for what is always or never solved
             advantage     mean |R - mean_G|
+            positive_value_loss   mean max(A, 0), A the critic's own advantages before any normalisation (2110.02439)
 
-With chance `fresh`, and while nothing is scored, a task that was never drawn comes first, in shuffled order. The paper's temperature of
-0.1 puts 99.9 % on the best task; 1 is our default. Left out: positive value loss (needs a critic), robust PLR's gradient-free first visit.
+The first two are known when a group was played, the last when it is trained: until then a task keeps the score it had, or 0. With chance
+`fresh`, and while nothing is scored, a task that was never drawn comes first, in shuffled order. The paper's temperature of 0.1 puts
+99.9 % on the best task; 1 is our default. Left out: robust PLR's gradient-free first visit.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import numpy as np
 
 from ludus.config import CurriculumConfig
 from ludus.seeds import derive
-from ludus.types import Group, Task
+from ludus.types import Batch, Group, Task
 
 Score = Literal["learnability", "advantage"]
+POSITIVE_VALUE_LOSS = "positive_value_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +45,19 @@ def score_of(group: Group, *, kind: Score) -> float:
     rewards = [trajectory.reward for trajectory in group.trajectories]
     mean = math.fsum(rewards) / size
     return math.fsum(abs(reward - mean) for reward in rewards) / size
+
+
+def positive_value_losses(groups: Iterable[Group], batch: Batch) -> dict[str, float]:
+    """By group id, of those that are in the batch: mean of max(return - value, 0) over the tokens at which the critic was asked."""
+    owners = {id(s.ids): group.id for group in groups for t in group.trajectories for s in t.sequences}
+    surprises: dict[str, list[np.ndarray]] = {}
+    for sequence in batch.sequences:
+        if sequence.critic is not None and id(sequence.ids) in owners:  # an algorithm never replaces a sequence's ids
+            asked = sequence.critic.weights > 0
+            better = np.maximum(sequence.critic.returns - sequence.critic.values, 0.0)[asked]
+            surprises.setdefault(owners[id(sequence.ids)], []).append(better)
+    joined = {name: np.concatenate(parts) for name, parts in surprises.items()}
+    return {name: float(values.mean()) for name, values in joined.items() if len(values)}
 
 
 def replay_chances(
@@ -84,9 +102,27 @@ class Levels:
         )
         return self._tasks[rng.choices(list(chances), weights=list(chances.values()))[0]]
 
+    def note(self, task: Task, *, index: int) -> None:
+        """It was played, whatever came of it: its age is counted from here, and it will come again."""
+        known = self._levels.get(task.id, Level(0.0, index))
+        self._levels[task.id] = replace(known, played=index)
+
     def learn(self, group: Group, *, index: int) -> None:
-        if group.trajectories:
-            self._levels[group.task.id] = Level(score_of(group, kind=self._config.score), index)
+        """From a group that was played."""
+        self.note(group.task, index=index)
+        if group.trajectories and self._config.score != POSITIVE_VALUE_LOSS:
+            self._judge(group.task, score_of(group, kind=self._config.score))
+
+    def train(self, groups: Sequence[Group], batch: Batch) -> None:
+        """From groups that were trained, and what the critic had expected of them."""
+        if self._config.score == POSITIVE_VALUE_LOSS:
+            losses = positive_value_losses(groups, batch)
+            for group in groups:
+                if group.task.id in self._levels and group.id in losses:
+                    self._judge(group.task, losses[group.id])
+
+    def _judge(self, task: Task, score: float) -> None:
+        self._levels[task.id] = replace(self._levels[task.id], score=score)
 
     def state(self) -> dict[str, Any]:
         scores = {name: [level.score, level.played] for name, level in sorted(self._levels.items())}

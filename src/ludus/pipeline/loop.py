@@ -31,7 +31,15 @@ from ludus.algorithms.filters import group_differs
 from ludus.algorithms.shaping import shaped
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
-from ludus.errors import ControllerFailed, EngineFailed, EnvironmentFailed, LudusError, WorkerLost, first_fault
+from ludus.errors import (
+    ControllerFailed,
+    EngineFailed,
+    EngineLost,
+    EnvironmentFailed,
+    LudusError,
+    WorkerLost,
+    first_fault,
+)
 from ludus.pipeline.buffer import Admission, Buffer
 from ludus.pipeline.clock import Ledger, Timekeeper
 from ludus.pipeline.feed import Draw, Feed, draw_to_dict
@@ -236,11 +244,12 @@ class Loop:
                 break
             with self._ledger.during("train"):
                 batch = await self._batch(groups)
-            self.feed.train(groups)
+            self.feed.train(groups, batch)
             self.horizons.learn(groups)
             empty = 0 if batch.sequences else empty + 1
             if not batch.sequences:
                 self._counts["groups/empty_batches"] += 1
+                self._look(step_metrics(groups, batch, version=self.trainer.version))
                 self._free()
                 continue
             await self._step(groups, batch, wait_s=time.monotonic() - began)
@@ -391,7 +400,7 @@ def _nothing_to_train(num_groups: int, last: Group) -> LudusError:
     """Named by the border of the latest failure: a dead engine is not the environment's fault."""
     cause, environment = last.failed[-1].failure, last.task.environment
     what = f"the last {num_groups} groups all failed, so nothing can be trained; the latest cause was: {cause}."
-    for failure in (EngineFailed, WorkerLost, ControllerFailed):
+    for failure in (EngineLost, EngineFailed, WorkerLost, ControllerFailed):
         if cause.startswith(failure.__name__):
             return failure(what)
     return EnvironmentFailed(f"{what} `ludus env check {environment}` plays it without a model.")

@@ -1,18 +1,28 @@
+"""The trainer on a GPU: its kernels against plain operations, its steps against a CPU's."""
+
+import numpy as np
 import pytest
 import torch
 
+from ludus.config import LoraConfig
 from ludus.models.packed_attention import Segments, _attend
+from ludus.trainer.head import logprobs_in_pieces
+from ludus.trainer.lora import add_adapters
+from ludus.trainer.pack import subtree_ends, trie
+from ludus.types import Batch
 from ludus.weights import MemoryChannel
-from tests.trainer.examples import make_batch, make_model, make_trainer, same, weights_of
+from tests.models.test_tree_attention import family
+from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same, weights_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def make_trained(dtype, **knobs):
+def make_trained(dtype, *, rank=0, **knobs):
     channel = MemoryChannel()
     # heads of 32, as the fused kernel wants them in multiples of 8
     model = make_model(hidden_size=128).to(device="cuda", dtype=dtype)
-    return make_trainer(model, channel=channel, **knobs), channel
+    add_adapters(model, LoraConfig(rank=rank), seed=0)
+    return make_trainer(model, channel=channel, **{"compile": False} | knobs), channel
 
 
 def test_the_fused_kernel_agrees_with_the_loop_in_values_and_gradients():
@@ -50,3 +60,96 @@ def test_a_gpu_trains_publishes_and_resumes_as_a_cpu_does(dtype, tmp_path):
         for a, b in zip(weights_of(trainer).values(), weights_of(resumed).values(), strict=True)
     ]
     assert max(gaps) < 1e-5
+
+
+def test_tree_attention_agrees_with_the_loop_in_values_and_gradients():
+    results, rows = [], family()
+    nodes = trie(rows)
+    for dtype in (torch.float32, torch.bfloat16):
+        segments = Segments.of(
+            [len(row) for row in rows], spread=np.concatenate(nodes), ends=subtree_ends(nodes), device="cuda"
+        )
+        generator = torch.Generator("cuda").manual_seed(0)
+        shapes = [(1, heads, len(subtree_ends(nodes)), 32) for heads in (4, 2, 2)]
+        leaves = [torch.randn(shape, device="cuda", generator=generator).to(dtype).requires_grad_() for shape in shapes]
+        out, _ = _attend(torch.nn.Module(), *leaves, None, scaling=32**-0.5, segments=segments)
+        out.square().sum().backward()
+        results.append([out.detach(), *(leaf.grad for leaf in leaves)])
+    for looped, tree in zip(*results, strict=True):
+        assert torch.allclose(tree.float(), looped, atol=0.03 * looped.abs().max().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_heads_kernels_agree_with_plain_operations(dtype, temperature):
+    generator = torch.Generator("cuda").manual_seed(0)
+    hidden, weight = (torch.randn(n, 64, device="cuda", generator=generator).to(dtype) for n in (70, 5003))
+    targets = torch.randint(0, 5003, (70,), device="cuda", generator=generator)
+    slopes = torch.linspace(-1, 1, 70, device="cuda")
+    results = []
+    for form in ("plain", "pieces"):
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        if form == "plain":
+            table = ((leaves[0] @ leaves[1].t()).float() / temperature).log_softmax(-1)
+            logprobs, entropies = table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
+        else:
+            logprobs, entropies = logprobs_in_pieces(*leaves, None, targets, temperature=temperature, rows=32)
+        (logprobs * slopes + entropies * slopes.flip(0)).sum().backward()
+        results.append([logprobs.detach(), entropies.detach(), *(leaf.grad.float() for leaf in leaves)])
+    for expected, got in zip(*results, strict=True):
+        share = 1e-4 if dtype == torch.float32 else 0.03
+        assert torch.allclose(got, expected, atol=share * expected.abs().max().item())
+
+
+def siblings(seed):
+    """Groups of four with most of their tokens in common."""
+    long = [make_sequence(200, seed=10 * seed + i) for i in range(2)]
+    tails = [make_sequence(60, seed=100 * seed + i).ids for i in range(8)]
+    return Batch(
+        tuple(
+            make_sequence(200 + 4 * i, seed=i, ids=[*long[i % 2].ids[:150], *tails[i][: 50 + 4 * i]]) for i in range(8)
+        )
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 8])
+def test_compiled_layers_and_shared_beginnings_train_as_eager_ones_and_strangers_do(rank):
+    eager, _ = make_trained(torch.float32, rank=rank)
+    compiled, channel = make_trained(torch.bfloat16, rank=rank, compile=True, checkpoint_activations=True)
+    for step in range(3):
+        batch = siblings(step) if step else make_batch()
+        losses = [trainer.step(batch)["loss"] for trainer in (eager, compiled)]
+        assert losses[1] == pytest.approx(losses[0], abs=0.03)
+    plain = make_model(hidden_size=128).to(device="cuda", dtype=torch.bfloat16).eval()
+    plain.load_state_dict(dict(channel.fetch(compiled.publish())), strict=False)
+    ids = torch.arange(3, 40, device="cuda")
+    with torch.no_grad():
+        table = plain(input_ids=ids.unsqueeze(0)).logits[0, :-1].float().log_softmax(-1)
+    expected = table.gather(1, ids[1:, None])[:, 0].tolist()
+    assert compiled.logprobs(ids.tolist()) == pytest.approx(expected, abs=0.2)
+
+
+def test_memory_that_really_runs_out_is_an_event_and_the_step_goes_on():
+    events = []
+    trainer, _ = make_trained(torch.bfloat16, microbatch_tokens=1 << 20)
+    trainer._on_event = lambda kind, **fields: events.append(kind)
+    trainer.step(make_batch())
+    batch = make_batch(lengths=[400] * 400)
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (400 << 20)) / total)
+    try:
+        metrics = trainer.step(batch)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert set(events) == {"out_of_memory"}
+    assert metrics["microbatches"] > 1
+
+
+def test_the_budget_of_a_microbatch_is_measured_in_the_first_step():
+    events = []
+    trainer, _ = make_trained(torch.bfloat16)
+    trainer._on_event = lambda kind, **fields: events.append((kind, fields["microbatch_tokens"]))
+    trainer.step(make_batch(lengths=[400] * 20))
+    assert [kind for kind, _ in events] == ["microbatch_tokens"]
+    assert events[0][1] > 4096

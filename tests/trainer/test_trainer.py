@@ -196,11 +196,34 @@ def test_dropout_is_off():
 
 def test_a_bfloat16_model_keeps_updates_too_small_for_bfloat16_and_publishes_bfloat16():
     channel = MemoryChannel()
-    trainer = make_trainer(make_model().bfloat16(), channel=channel, lr=1e-6)
-    before = weights_of(trainer)
+    trainer = make_trainer(make_model().bfloat16(), channel=channel, lr=1e-7)
+    before = {name: master.detach().clone() for name, master in trainer._masters.named_parameters()}
     trainer.step(make_batch())
-    assert not same(weights_of(trainer), before)
+    moved = dict(trainer._masters.named_parameters())
+    assert {tensor.dtype for tensor in moved.values()} == {torch.float32}
+    assert all(((moved[name] - before[name]).abs() < 2e-7).all() for name in before)
+    assert sum((moved[name] != before[name]).sum() for name in before) > 1000
+    assert all(torch.equal(weight, moved[name].bfloat16()) for name, weight in trainer.model.named_parameters())
     assert {tensor.dtype for tensor in channel.fetch(trainer.publish()).values()} == {torch.bfloat16}
+
+
+def test_a_bfloat16_model_learns_as_its_float32_twin_does():
+    half, whole = make_trainer(make_model().bfloat16()), make_trainer(make_model().bfloat16().float())
+    for step in range(6):
+        losses = [trainer.step(make_batch(step))["loss"] for trainer in (half, whole)]
+        assert losses[0] == pytest.approx(losses[1], abs=0.02)
+    for name, master in half._masters.named_parameters():
+        assert (master - weights_of(whole)[name]).abs().mean() < 0.01, "six steps of 0.01 each"
+
+
+def test_rotary_frequencies_are_not_rounded_to_the_dtype_of_the_weights():
+    model = make_model()
+    exact = model.model.rotary_emb.inv_freq.clone()
+    for parameter in model.parameters():
+        parameter.data = parameter.data.bfloat16()
+    trainer = make_trainer(model)
+    assert torch.equal(trainer.model.model.rotary_emb.inv_freq, exact)
+    assert trainer.model.dtype == torch.bfloat16
 
 
 # ------------------------------------------------------------------------------------------------ optimiser

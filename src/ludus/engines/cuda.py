@@ -1,11 +1,13 @@
 """The policies of an embedded engine on a GPU: pages instead of slots in a row, graphs for every pass. Same promise as policies.py.
 
-A slot owns a run of pages, so its table never changes; a prefix that another slot holds is copied page by page.
+The pool of pages is allocated once and never moves, and neither do the tables that say whose they are: graphs stay valid while pages
+change hands between two passes. A prefix that another slot holds is copied page by page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -13,12 +15,13 @@ from transformers import PreTrainedModel
 
 from ludus.engines.graphs import Decoder, Piece, Prompter, Row
 from ludus.engines.noise import Noise
+from ludus.engines.pages import Pages, pages_within
+from ludus.engines.plan import Copy, Pass, Plan, Spill
 from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
-from ludus.engines.schedule import Copy, Pass, Spill
-from ludus.errors import ConfigError, border
+from ludus.errors import ConfigError
 from ludus.models.cached_attention import Shape
-from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of
+from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.served import serve
 
 
@@ -32,32 +35,93 @@ class CudaPolicies(Policies):
         max_running: int,
         prefill_tokens: int,
         decode_steps: int,
+        memory: float,
     ) -> None:
+        """`memory`: for keys and values, as in engine.memory."""
         model.requires_grad_(False)
         self._fused = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
         self._take(model)
         self._max_running, self._decode_steps = max_running, decode_steps
         self._prefill_tokens = max(prefill_tokens, max_tokens)  # a prompt that is scored is read whole
-        # A sequence may be decoded past its end until the host hears of it. One slot more is for scoring, and one is nobody's.
-        each = -(-(max_tokens + decode_steps) // PAGE)
-        self._scoring = num_slots
-        tables = 1 + torch.arange((num_slots + 1) * each, dtype=torch.int32).view(num_slots + 1, each)
-        self._tables = torch.cat([tables, torch.zeros((1, each), dtype=torch.int32)]).to(self.device)
-        with border(
-            ConfigError,
-            f"no memory for {num_slots} slots of {max_tokens} tokens; lower engine.max_cached or rollout.max_tokens",
-        ):
-            pages = 1 + (num_slots + 1) * each
-            self.pages = PagedCache(Shape.of(model), pages=pages, dtype=self.dtype, device=self.device)
-        self._pool = torch.cuda.graph_pool_handle()
+        # A sequence may be decoded past its end until the host hears of it.
+        self._each = -(-(max_tokens + decode_steps) // PAGE)
+        self._scoring, self._num_slots = num_slots, num_slots
+        self._shape = Shape.of(model)
+        self._allocate(self._affordable(memory, max_tokens=max_tokens))
+
+    # -------------------------------------------------------------------------------------------- memory
+
+    def _affordable(self, memory: float, *, max_tokens: int) -> int:
+        """Pages for slots that the budget holds, beside those for scoring and the one that is nobody's."""
+        size = page_bytes(self._shape, dtype=self.dtype)
+        beside = 1 + self._each
+        most = self._num_slots * self._each
+        count = pages_within(memory, total_bytes=memory_of(self.device), page_bytes=size, most=most + beside) - beside
+        if count < self._each:
+            needed = (self._each + beside) * size / 2**30
+            raise ConfigError(
+                f"engine.memory is {memory:g}, which holds no sequence of {max_tokens} tokens: at least {needed:.2g} GiB are needed. Raise "
+                "it, or lower rollout.max_tokens"
+            )
+        return count
+
+    def _allocate(self, count: int) -> None:
+        """Tables: a row for every slot, one for scoring, and one of nobody's pages. Halved once where the memory is not there."""
+        self.num_pages, self._pool = count, graph_pool()
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
+        self._tables = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32, device=self.device)
+        scoring = torch.arange(1 + count, 1 + count + self._each, dtype=torch.int32, device=self.device)
+        self._tables[self._scoring] = scoring
+        try:
+            pages = 1 + count + self._each
+            self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
+        except torch.OutOfMemoryError as error:
+            less = count // 2
+            if less < self._each:
+                raise ConfigError(
+                    f"no memory for keys and values on {self.device}: {error}. Lower engine.memory, rollout.max_tokens or "
+                    "trainer.microbatch_tokens, or give the trainer a device of its own (devices)"
+                ) from error
+            warnings.warn(f"no memory for {count} pages of keys and values; trying {less}", stacklevel=2)
+            self._allocate(less)
+
+    def make_pages(self) -> Pages:
+        return Pages(count=self.num_pages, tokens=PAGE, num_slots=self._num_slots)
+
+    def shrink(self) -> bool:
+        """Half as many pages, all empty, and no graph is left."""
+        less = self.num_pages // 2
+        if less < self._each:
+            return False
+        del self.pages, self._passes
+        empty_cache()
+        self._allocate(less)
+        return True
+
+    def prepare(self, plan: Plan) -> None:
+        if plan.tables:
+            self._place(plan.tables)
+        super().prepare(plan)
+
+    def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
+        rows = [[*pages, *[0] * (self._each - len(pages))] for pages in tables.values()]
+        slots = torch.tensor(list(tables), device=self.device)
+        self._tables[slots] = torch.tensor(rows, dtype=torch.int32).to(self.device)
+        for _, decoder in self._passes.values():
+            decoder.moved = True
 
     def copy(self, planned: Copy) -> None:
-        count = -(-planned.count // PAGE)
-        self.pages.copy(self._tables[planned.source, :count].long(), self._tables[planned.target, :count].long())
+        sources, targets = torch.tensor([planned.source_pages, planned.target_pages], device=self.device)
+        self.pages.copy(sources, targets)
 
     def clear(self, spill: Spill) -> None:
-        self.pages.clear(self._tables[spill.slot].long())
+        self.pages.clear(torch.tensor(spill.pages, dtype=torch.long, device=self.device))
+
+    def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
+        super().install(policy, tensors)
+        synchronise(self.device)  # whoever measures a load measures the copies, not their launch
+
+    # -------------------------------------------------------------------------------------------- passes
 
     def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
         prompter, decoder = self._passes_of(planned.policy)
@@ -114,6 +178,23 @@ class CudaPolicies(Policies):
             )
             self._passes[policy] = (prompter, decoder)
         return self._passes[policy]
+
+
+def graph_pool() -> object:
+    return torch.cuda.graph_pool_handle()
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of the whole device."""
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def synchronise(device: torch.device) -> None:
+    torch.cuda.current_stream(device).synchronize()
+
+
+def empty_cache() -> None:
+    torch.cuda.empty_cache()
 
 
 def _forward(model: PreTrainedModel, ids: Tensor, paged: Paged, *, keep: Tensor | None = None) -> Tensor:

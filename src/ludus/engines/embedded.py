@@ -12,6 +12,7 @@ import asyncio
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ class EngineStats:
     load_s: float
     """Nothing was generated meanwhile."""
     loads: int
+    preempted: int
+    """Requests that gave way for want of memory, and were computed again."""
     running: int
     waiting: int
 
@@ -70,7 +73,7 @@ class EmbeddedEngine:
     def __init__(
         self, model: PreTrainedModel, *, channel: Channel, config: EngineConfig, max_tokens: int, version: int = 0
     ) -> None:
-        on_gpu = model.device.type == "cuda" and not config.deterministic
+        on_gpu = _is_cuda(model.device) and not config.deterministic
         config = config.sized(on_gpu=on_gpu)
         num_slots = max(config.max_cached, config.max_running)
         decode_steps = DECODE_STEPS if on_gpu else 1
@@ -84,6 +87,7 @@ class EmbeddedEngine:
                 max_running=config.max_running,
                 prefill_tokens=config.prefill_tokens,
                 decode_steps=decode_steps,
+                memory=config.memory,
             )
         else:
             self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
@@ -94,6 +98,7 @@ class EmbeddedEngine:
             prefill_tokens=config.prefill_tokens,
             deterministic=config.deterministic,
             decode_steps=decode_steps,
+            pages=self._policies.make_pages(),
         )
         self._schedule.loaded(CURRENT, version=version)
         self._channel, self._threads = channel, config.threads
@@ -106,7 +111,7 @@ class EmbeddedEngine:
         self._gate = (
             threading.Lock()
         )  # between a call that comes in and the thread's end: none may be accepted and forgotten
-        self._closing = False
+        self._closing = self._has_shrunk = False
         self._num_sampled = self._num_prefilled = self._num_ended = self._num_loads = 0
         self._busy_s = self._load_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
@@ -174,6 +179,7 @@ class EmbeddedEngine:
             busy_s=self._busy_s,
             load_s=self._load_s,
             loads=self._num_loads,
+            preempted=self._schedule.num_preempted,
             running=len(self._schedule.running),
             waiting=len(self._schedule.waiting),
         )
@@ -204,7 +210,7 @@ class EmbeddedEngine:
 
         def run() -> None:
             try:
-                self._settle(call, result=action())
+                self._settle(call, result=self._within_memory(action))
             except LudusError as error:
                 self._settle(call, error=error)
 
@@ -230,7 +236,15 @@ class EmbeddedEngine:
                 torch.cuda.set_device(self._policies.device)  # of this thread: where its kernels go
             with torch.inference_mode():
                 while self._take_commands():
-                    self._step()
+                    self._within_memory(self._step)
+        except EngineFailed as error:
+            failure = error
+        except torch.AcceleratorError as error:
+            failure = EngineFailed(
+                f"{self._policies.device} stopped answering: {describe(error)}. nvidia-smi and the kernel's log may tell why; "
+                "when it is back, go on with --resume"
+            )
+            failure.__cause__ = error
         except BaseException as error:
             failure = EngineFailed(f"the engine's thread died: {describe(error)}")
             failure.__cause__ = error
@@ -253,6 +267,25 @@ class EmbeddedEngine:
         self._deliver()
         return not self._closing
 
+    def _within_memory(self, action: Callable[[], T]) -> T:
+        """Where the device's memory runs out, the cache is halved, once, and what ran is computed again."""
+        try:
+            return action()
+        except torch.OutOfMemoryError as error:
+            failure = EngineFailed(
+                f"the engine ran out of memory on {self._policies.device}: {describe(error)}. Lower engine.memory, engine.prefill_tokens "
+                "or engine.max_running, or give the trainer a device of its own (devices)"
+            )
+            failure.__cause__ = error.with_traceback(None)  # its frames would keep alive what must be freed
+        if self._has_shrunk or not self._policies.shrink():
+            raise failure
+        self._has_shrunk = True
+        warnings.warn(f"{failure}. Going on with half the cache.", stacklevel=2)
+        pages = self._policies.make_pages()
+        assert pages is not None, "only pages can be shrunk"
+        self._schedule.start_over(pages)
+        return self._within_memory(action)
+
     def _patience_s(self) -> float:
         """When most sequences have just ended, their next turns are about to come: one pass for them all is cheaper than several."""
         most_ended = self._num_ended >= len(self._schedule.running)
@@ -264,8 +297,7 @@ class EmbeddedEngine:
         plan = self._schedule.plan()
         for request in plan.admitted:
             self._leave_queue(self._generations[request])
-        for copy in plan.copies:
-            self._policies.copy(copy)
+        self._policies.prepare(plan)
         for planned in plan.passes:
             self._compute(planned)
         self._deliver()
@@ -361,6 +393,10 @@ class EmbeddedEngine:
             error.__cause__ = failure.__cause__
             self._settle(call, error=error)
         self._deliver()
+
+
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 def _run_all(actions: Sequence[Callable[[], None]]) -> None:

@@ -73,6 +73,8 @@ class Decoder:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._held: list[Row] = []
         """What the buffers hold: rows that just go on need no upload."""
+        self.moved = False
+        """Slots have other pages than at the last block."""
 
     def run(self, rows: Sequence[Row], *, steps: int) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and logprobs, `steps` for each row."""
@@ -92,7 +94,10 @@ class Decoder:
         return tokens, logprobs
 
     def _upload(self, rows: Sequence[Row], size: int) -> None:
+        moved, self.moved = self.moved, False
         if self._held == list(rows):
+            if moved:
+                torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
             return
         fill = size - len(rows)
         nobody = len(self._slot_tables) - 1

@@ -13,8 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.engines.noise import Noise
+from ludus.engines.pages import Pages
+from ludus.engines.plan import Chunk, Copy, Pass, Plan, Spill
 from ludus.engines.sample import draw, log_softmax
-from ludus.engines.schedule import Chunk, Copy, Pass, Spill
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
 from ludus.models.fused import fuse
@@ -57,6 +58,19 @@ class Policies:
             known = f"known: {', '.join(sorted(self._models))}.{nearest(policy, self._models)}"
             raise EngineFailed(f"policy {policy!r} is not served; {known} `add_policy` makes a new one.")
         return self._models[policy]
+
+    def make_pages(self) -> Pages | None:
+        """The memory that slots share; None where each has its own."""
+        return None
+
+    def shrink(self) -> bool:
+        """Makes do with less memory, and forgets what was cached; False where that cannot be."""
+        return False
+
+    def prepare(self, plan: Plan) -> None:
+        """What must be so before the plan's passes."""
+        for planned in plan.copies:
+            self.copy(planned)
 
     def copy(self, planned: Copy) -> None:
         self.cache.copy(planned.source, target=planned.target, count=planned.count)

@@ -172,8 +172,6 @@ class Schedule:
         slot = own or self._free_slot()
         if self.pages:
             self._make_room(slot, request, spared=source)
-            if source and not source.busy and not source.length:  # it had to go after all
-                source = None
         ready = min(num_shared, source.length) if source else 0
         copies = []
         if source is slot:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from ludus.config import EngineConfig, RunConfig
+from ludus.errors import TrainerFailed, describe
 from ludus.models.load import device_name, resolve_device, resolve_dtype
 
 ALONE = 0.8
@@ -39,6 +42,18 @@ def make_current(device: torch.device) -> None:
     """For this thread. Kernels of ours go to a thread's current device, which must be the one that the tensors are on."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+@contextmanager
+def naming_loss(device: torch.device) -> Iterator[None]:
+    """A GPU that disappears while it trains is a named failure; the engine names its own."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        raise TrainerFailed(
+            f"{device} stopped answering: {describe(error)}. nvidia-smi and the kernel's log may tell why; when it is back, go on with "
+            "--resume"
+        ) from error
 
 
 def chosen(config: RunConfig) -> list[str]:

@@ -18,7 +18,7 @@ from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.errors import CheckpointFailed, ConfigError
-from ludus.launch.devices import make_current
+from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.launch.speakers import OtherSpeakers
@@ -154,7 +154,8 @@ class _Training:
             before = await self.evaluate(self.trainer.version)
         if on_loop is not None:
             on_loop(self.loop)
-        await self.loop.run()
+        with naming_loss(self.parts.devices.trainer):
+            await self.loop.run()
         self.checkpoint(self.loop.state())
         after = None
         if self.config.evaluation.every and not self.loop.stopped:

@@ -23,6 +23,11 @@ PAGE = 64
 Layer = tuple[Tensor, Tensor]
 
 
+def page_bytes(shape: Shape, *, dtype: torch.dtype) -> int:
+    """Of one page in all layers, keys and values."""
+    return 2 * shape.layers * shape.heads * PAGE * shape.head_dim * dtype.itemsize
+
+
 class PagedCache:
     """Keys and values by layer, each [pages, heads, PAGE, head_dim]. What was never written is zero, never garbage."""
 

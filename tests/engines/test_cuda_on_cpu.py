@@ -1,0 +1,226 @@
+"""The GPU's engine on a CPU: its pages, graphs and failures, with kernels in plain torch and graphs that are run instead of replayed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import random
+import sys
+
+import pytest
+import torch
+
+import ludus.models
+from ludus.engines import embedded as embedded_module
+from ludus.errors import ConfigError, EngineFailed
+from ludus.weights.memory import MemoryChannel
+from tests.engines import plain_kernels
+from tests.engines.examples import embedded, gap, small_llama, tokens, words
+
+PRETENDED = ("ludus.models.paged_attention", "ludus.engines.graphs", "ludus.engines.cuda")
+MAX_TOKENS = 180
+EACH = 3
+"""Pages of 64 of the longest sequence, with the eight that it may be decoded past its end."""
+
+
+class Replayed:
+    def __init__(self, work, **_):
+        self.replay = work
+
+
+@pytest.fixture(autouse=True)
+def cuda(monkeypatch):
+    """The module engines.cuda, without CUDA. What was imported with plain kernels is gone afterwards."""
+    monkeypatch.setitem(sys.modules, "ludus.models.kernels", plain_kernels)
+    monkeypatch.setattr(ludus.models, "kernels", plain_kernels, raising=False)
+    before = {name: sys.modules.pop(name, None) for name in PRETENDED}
+    monkeypatch.setattr(embedded_module, "_is_cuda", lambda device: True)
+    module = importlib.import_module("ludus.engines.cuda")
+    monkeypatch.setattr(importlib.import_module("ludus.engines.graphs"), "captured", Replayed)
+    for name, answer in {"graph_pool": None, "synchronise": None, "empty_cache": None, "memory_of": 2**34}.items():
+        monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
+    yield module
+    for name, old in before.items():
+        sys.modules.pop(name)
+        if old is not None:
+            sys.modules[name] = old
+
+
+def with_pages(cuda, monkeypatch, count: int) -> None:
+    """A device whose memory holds so many pages for slots."""
+    monkeypatch.setattr(
+        cuda, "memory_of", lambda device: (count + 1 + EACH) * cuda.page_bytes(SHAPE, dtype=torch.float32)
+    )
+
+
+MODEL = small_llama()
+SHAPE = ludus.models.cached_attention.Shape.of(MODEL)
+
+
+async def converse(engine, *, name: int, turns: int) -> float:
+    rng = random.Random(name)
+    ids, worst = words(rng, 3, 30), 0.0
+    for turn in range(turns):
+        sampling = tokens(rng.randint(1, 30), seed=100 * name + turn, temperature=float(name % 2))
+        completion = await engine.generate(ids, sampling=sampling, session_id=str(name))
+        worst = max(worst, gap(MODEL, ids, completion))
+        ids = [*ids, *completion.ids, *words(rng, 1, 10)]
+    await engine.release(str(name))
+    return worst
+
+
+@pytest.mark.parametrize("count", [4, 7, 1000])
+def test_answers_are_those_of_a_plain_forward_however_few_pages_there_are(cuda, monkeypatch, count):
+    with_pages(cuda, monkeypatch, count)
+
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=5, max_cached=8, memory=1.0) as engine:
+            gaps = await asyncio.gather(*(converse(engine, name=name, turns=3) for name in range(7)))
+            return max(gaps), engine.stats(), engine._policies.num_pages
+
+    worst, stats, num_pages = asyncio.run(main())
+    assert worst < 1e-4
+    assert num_pages == min(count, 8 * EACH)
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
+def test_the_same_seed_says_the_same_whether_it_had_to_give_way_or_not(cuda, monkeypatch):
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4, max_cached=4, memory=1.0) as engine:
+            calls = (engine.generate([i + 1] * 50, sampling=tokens(90, seed=i), session_id=str(i)) for i in range(3))
+            return [completion.ids for completion in await asyncio.gather(*calls)], engine.stats().preempted
+
+    with_pages(cuda, monkeypatch, 12)
+    roomy, none = asyncio.run(main())
+    with_pages(cuda, monkeypatch, 4)
+    tight, some = asyncio.run(main())
+    assert none == 0
+    assert some > 0
+    assert tight == roomy
+
+
+def test_siblings_copy_their_prompt_and_a_load_is_seen(cuda):
+    channel = MemoryChannel()
+    other = small_llama(seed=1)
+    channel.publish(1, other.state_dict())
+    prompt = list(range(80))
+
+    async def main():
+        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=4) as engine:
+            calls = (engine.generate(prompt, sampling=tokens(3, seed=i), session_id=str(i)) for i in range(4))
+            before = await asyncio.gather(*calls)
+            reused = engine.stats().prefill_reused
+            await engine.load(1)
+            after = await engine.generate(prompt, sampling=tokens(5), session_id="late")
+            scored = await engine.score([*prompt, *after.ids])
+            return before, reused, after, scored
+
+    before, reused, after, scored = asyncio.run(main())
+    assert reused == 3 * 79
+    assert max(gap(MODEL, prompt, completion) for completion in before) < 1e-4
+    assert gap(other, prompt, after) < 1e-4
+    assert scored[-5:] == pytest.approx(after.logprobs, abs=1e-4)
+
+
+def test_memory_that_runs_out_once_halves_the_cache_and_loses_nothing(cuda, monkeypatch):
+    with_pages(cuda, monkeypatch, 12)
+    real, calls = cuda.CudaPolicies.run, []
+
+    def run(self, planned, **options):
+        calls.append(planned)
+        if len(calls) == 4:
+            raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
+        return real(self, planned, **options)
+
+    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4, max_cached=4, memory=1.0) as engine:
+            gaps = await asyncio.gather(*(converse(engine, name=name, turns=2) for name in range(5)))
+            return max(gaps), engine._policies.num_pages, engine._schedule.pages.count
+
+    with pytest.warns(UserWarning, match="Going on with half the cache"):
+        worst, *counts = asyncio.run(main())
+    assert counts == [6, 6]
+    assert worst < 1e-4
+
+
+def test_memory_that_runs_out_again_ends_the_engine_with_what_to_change(cuda, monkeypatch):
+    def run(self, planned, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
+
+    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4) as engine:
+            await engine.generate([1, 2], sampling=tokens(3), session_id="a")
+
+    with (
+        pytest.warns(UserWarning, match="half the cache"),
+        pytest.raises(EngineFailed, match=r"ran out of memory on cpu.*as ordered.*Lower engine.memory"),
+    ):
+        asyncio.run(main())
+
+
+def test_a_pool_that_cannot_be_allocated_is_tried_at_half_its_size(cuda, monkeypatch):
+    real, asked = cuda.PagedCache, []
+
+    def allocate(shape, *, pages, **options):
+        if pages > 2:  # else it is the probe of the model
+            asked.append(pages)
+        if len(asked) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
+        return real(shape, pages=pages, **options)
+
+    monkeypatch.setattr(cuda, "PagedCache", allocate)
+    with pytest.warns(UserWarning, match="no memory for 24 pages of keys and values; trying 12"):
+        asyncio.run(_say_something())
+    assert asked == [1 + 24 + EACH, 1 + 12 + EACH]
+
+
+async def _say_something(**config):
+    async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4, max_cached=8, **config) as engine:
+        await engine.generate([1, 2], sampling=tokens(3), session_id="a")
+
+
+def test_a_budget_without_room_for_one_sequence_is_refused_with_what_is_needed(cuda, monkeypatch):
+    with_pages(cuda, monkeypatch, EACH - 1)
+    with pytest.raises(
+        ConfigError, match=r"engine.memory is 1, which holds no sequence of 180 tokens.*rollout.max_tok"
+    ):
+        asyncio.run(_say_something(memory=1.0))
+
+
+def test_a_gpu_that_disappears_is_named_to_everybody_who_waits(cuda, monkeypatch):
+    def run(self, planned, **options):
+        raise torch.AcceleratorError("CUDA error: an illegal memory access, as ordered")
+
+    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+    with pytest.raises(EngineFailed, match=r"cpu stopped answering: .*as ordered.*nvidia-smi.*--resume"):
+        asyncio.run(_say_something())
+
+
+def test_logits_that_are_not_finite_fail_their_request_and_their_pages_are_cleared(cuda, monkeypatch):
+    channel = MemoryChannel()
+    channel.publish(4, {name: tensor * math.nan for name, tensor in MODEL.state_dict().items()})
+    channel.publish(5, MODEL.state_dict())
+    with_pages(cuda, monkeypatch, 6)
+    prompt = list(range(20))
+
+    async def main():
+        async with embedded(
+            MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2, max_cached=2, memory=1.0
+        ) as engine:
+            await engine.load(4)
+            with pytest.raises(EngineFailed, match="version 4, are not finite"):
+                await engine.generate(prompt, sampling=tokens(5), session_id="a")
+            await engine.load(5)
+            clean = all(
+                layer.isfinite().all() for pair in engine._policies.pages.layers for layer in (p[1:7] for p in pair)
+            )
+            return clean, await engine.generate(prompt, sampling=tokens(5), session_id="a")
+
+    clean, completion = asyncio.run(main())
+    assert clean
+    assert gap(MODEL, prompt, completion) < 1e-4

@@ -170,8 +170,9 @@ async def _measured(client: RemoteClient, pid: int, played: Sequence[Played], *,
 
 
 async def _rate(client: RemoteClient, played: Sequence[Played], *, sessions: int, seconds: float) -> float:
-    """Rounds of so many sessions, all started before any of them acts; the time of the acting alone counts."""
-    turns, acting_s, began, rest = 0, 0.0, time.perf_counter(), cycle(played)
+    """Rounds of so many sessions, all started before any of them acts; the time of the acting alone counts, and not that of the first
+    round: processes warm up in it, as the one here did while the solver played."""
+    turns, acting_s, began, rest = -1, 0.0, time.perf_counter(), cycle(played)
 
     async def play(session: Any, each: Played) -> None:
         for action in each.actions:
@@ -183,8 +184,11 @@ async def _rate(client: RemoteClient, played: Sequence[Played], *, sessions: int
         await asyncio.gather(*(session.start() for session in live))
         before = time.perf_counter()
         await asyncio.gather(*(play(session, each) for session, each in zip(live, picked, strict=True)))
-        acting_s += time.perf_counter() - before
-        turns += sum(len(each.actions) for each in picked)
+        if turns < 0:
+            turns, began = 0, time.perf_counter()
+        else:
+            acting_s += time.perf_counter() - before
+            turns += sum(len(each.actions) for each in picked)
         await asyncio.gather(*(session.close() for session in live))
     return turns / acting_s
 

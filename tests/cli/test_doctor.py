@@ -10,8 +10,9 @@ from ludus.cli import doctor
 from ludus.cli.main import app
 from ludus.errors import ConfigError
 from ludus.sandboxes import detect
+from ludus.worlds.needs import NEEDS
 
-NAMES = ["python", "torch", "packages", "machine", "gpu", "process", "namespace", "container", *doctor.WORLDS]
+NAMES = ["python", "torch", "packages", "machine", "gpu", "process", "namespace", "container", *NEEDS]
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,10 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +121,37 @@ def test_no_splits_share_a_task_id_or_seed():
     splits = [contents(environment, split) for split in ("train", "dev", "test")]
     assert all(splits)
     assert sum(map(len, splits)) == len(set.union(*splits))
+
+
+def _command(process):
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_the_profile_of_a_killed_process_goes_with_the_next_start(tmp_path):
+    code = "import time; from ludus.worlds.browser.chromium import Chromium; c = Chromium(); print('up', flush=True); time.sleep(1000)"
+    environ = {**os.environ, "LUDUS_STATE": str(tmp_path)}
+
+    def start():
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environ)
+        assert process.stdout.readline() == "up\n"
+        return process
+
+    owner = start()
+    (profile,) = (tmp_path / "folders").iterdir()
+    owner.kill()
+    owner.communicate()
+    deadline = time.monotonic() + 10
+    while any(str(profile).encode() in _command(folder) for folder in Path("/proc").glob("[0-9]*")):
+        assert time.monotonic() < deadline, "the browser outlives the process that started it"
+        time.sleep(0.05)
+    assert profile.exists()
+    owner = start()
+    owner.terminate()
+    owner.communicate()
+    assert not profile.exists()
 
 
 def test_an_unknown_level_and_a_machine_without_chromium_are_told(monkeypatch):

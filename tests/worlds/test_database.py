@@ -4,6 +4,7 @@ import pwd
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, ToolCall
-from ludus.worlds.database import generated
+from ludus.worlds.database import generated, servers
 from ludus.worlds.database.dbbench import read_dbbench
 from ludus.worlds.database.grading import same_answers, same_rows, table_hash
 from ludus.worlds.database.servers import open_server
@@ -310,6 +311,41 @@ def test_a_session_on_mariadb_has_a_database_of_its_own_which_goes_with_it(maria
     assert databases(url) == set()
 
 
+KEEPER = """
+import sys, time
+from ludus.worlds.database.servers import open_server
+store = open_server(sys.argv[1], [])
+print(store._own, flush=True)
+time.sleep(1000)
+"""
+
+
+def assert_a_killed_process_leaves_nothing(url, *, databases):
+    """`databases()` opens a store too, which is what removes the dead one's; a live one's stays."""
+    keepers = [
+        subprocess.Popen([sys.executable, "-c", KEEPER, url], stdout=subprocess.PIPE, text=True) for _ in range(2)
+    ]
+    left = {keeper: keeper.stdout.readline().strip() for keeper in keepers}
+    assert databases(url) >= set(left.values())
+    for keeper in keepers:
+        keeper.kill()
+        keeper.communicate()
+        del left[keeper]
+        deadline = time.monotonic() + 5
+        while True:  # the server notices a moment later
+            servers._swept.clear()
+            databases(url)
+            if databases(url) == set(left.values()):
+                break
+            assert time.monotonic() < deadline, databases(url)
+
+
+@needs_mariadb
+def test_a_killed_process_leaves_no_database_on_mariadb_once_another_has_come(mariadb):
+    pytest.importorskip("pymysql")
+    assert_a_killed_process_leaves_nothing(mariadb[0], databases=databases)
+
+
 @needs_mariadb
 def test_generated_tasks_are_solved_on_mariadb_too(mariadb):
     pytest.importorskip("pymysql")
@@ -397,6 +433,20 @@ def _has_user(name):
         return bool(pwd.getpwnam(name))
     except KeyError:
         return False
+
+
+def roles(url):
+    """Dropped last, after their databases."""
+    store = open_server(url, [])
+    try:
+        found = {name for (name,) in store._admin.execute("SELECT rolname FROM pg_roles").fetchall()}
+        return {name for name in found if name.startswith("ludus_") and name != store._own}
+    finally:
+        store.close()
+
+
+def test_a_killed_process_leaves_no_database_on_postgresql_once_another_has_come(postgres):
+    assert_a_killed_process_leaves_nothing(postgres, databases=roles)
 
 
 def test_a_session_on_postgresql_has_a_database_of_its_own_which_goes_with_it(postgres, monkeypatch):

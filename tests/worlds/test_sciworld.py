@@ -116,6 +116,23 @@ def test_a_wrong_decision_ends_the_session_and_takes_back_what_was_earned(sessio
     assert end.metrics["success"] == 0
 
 
+def test_what_a_task_has_from_its_start_is_not_paid():
+    """In this one the agent stands in a room that it is to enter, which the library counts."""
+    environment = make("sciworld", options={"experiments": ("use-thermometer",)})
+    (task,) = (task for task in environment.tasks("dev") if task.data["variation"] == 270)
+    session = environment.open(task, seed=0)
+    session.start()
+    seen = session.act(Action(content="?! blah"))
+    assert (seen.reward, seen.invalid) == (0, True)
+    assert seen.metrics["score"] > 0
+    rewards = []
+    while not rewards or not seen.done:
+        seen = session.act(session.solve())
+        rewards.append(seen.reward)
+    assert sum(rewards) == pytest.approx(1)
+    session.close()
+
+
 def test_nonsense_is_answered_and_is_worth_nothing(session):
     for hostile in ("", "x" * 2**20, "\x00", "drop table; import os", "reset task", "look\naround\udc80"):
         observation = session.act(Action(content=hostile))

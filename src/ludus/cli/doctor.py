@@ -54,31 +54,25 @@ def examine() -> list[Line]:
     return [_python(), _torch(), _packages(), _machine(), _gpu(), *sandboxes, *_worlds(namespace=drivers[1].works)]
 
 
-WORLDS = {
-    "shell": ((), ()),
-    "babyai": (("minigrid",), ()),
-    "sciworld": (("scienceworld",), (("java", "default-jre-headless"),)),
-    "household": (("alfworld", "textworld", "fast_downward"), ()),
-    "browser": (("miniwob",), (("chromium", "chromium"),)),
-}
-"""Worlds that need more than Ludus itself: the modules, and the programs with the system package that brings each."""
-
-
 def _worlds(*, namespace: bool) -> list[Line]:
-    return [_world(name, namespace=namespace) for name in WORLDS]
+    from ludus.worlds.needs import NEEDS
+
+    return [_world(name, namespace=namespace) for name in NEEDS]
 
 
 def _world(name: str, *, namespace: bool) -> Line:
     import shutil
     from importlib.util import find_spec
 
-    modules, programs = WORLDS[name]
-    no_modules = [module for module in modules if find_spec(module) is None]
-    no_programs = [(program, package) for program, package in programs if shutil.which(program) is None]
+    from ludus.worlds.needs import NEEDS
+
+    needs = NEEDS[name]
+    no_modules = [package.module for package in needs.packages if find_spec(package.module) is None]
+    no_programs = [program for program in needs.programs if shutil.which(program.name) is None]
     remedies = ['pip install "ludus[worlds]"'] * bool(no_modules)
-    remedies += [f"apt-get install {package}" for _, package in no_programs]
-    missing = [*no_modules, *(program for program, _ in no_programs)]
-    if name == "shell" and not namespace:
+    remedies += [f"apt-get install {program.package}" for program in no_programs]
+    missing = [*no_modules, *(program.name for program in no_programs)]
+    if needs.namespace and not namespace:
         missing, remedies = ["a namespace sandbox"], ["See the line namespace."]
     return Line(
         name, not missing, f"missing: {', '.join(missing)}" if missing else "a world; all there", "; ".join(remedies)

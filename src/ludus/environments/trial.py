@@ -25,7 +25,8 @@ from ludus.types import Action, Observation, Task, ToolCall
 
 MAX_TURNS = 32
 """For an environment that names no limit of its own."""
-TURN_S = 10.0
+TURN_S = 30.0
+"""Enough to start a Java machine or a browser on a machine that has other things to do."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ludus.errors import EnvironmentFailed
+from ludus.sandboxes.scratch import Scratch
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CALL_S = 20.0
@@ -50,10 +50,10 @@ def binary() -> str:
 
 class Chromium:
     def __init__(self) -> None:
-        self._profile = tempfile.TemporaryDirectory(prefix="ludus-browser-", ignore_cleanup_errors=True)
+        self._profile = Scratch()
         theirs_in, self._out = os.pipe()
         self._in, theirs_out = os.pipe()
-        flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else []), f"--user-data-dir={self._profile.name}"]
+        flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else []), f"--user-data-dir={self._profile.path}"]
         command = [sys.executable, "-c", _LAUNCH, str(theirs_in), str(theirs_out), binary(), *flags, "about:blank"]
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         self.process = subprocess.Popen(command, pass_fds=(theirs_in, theirs_out), start_new_session=True, **quiet)  # type: ignore[call-overload]
@@ -108,7 +108,7 @@ class Chromium:
         for end in (self._in, self._out):
             os.close(end)
         self._in = self._out = -1
-        self._profile.cleanup()
+        self._profile.close()
 
     def _send(self, method: str, parameters: dict[str, Any]) -> int:
         self._number += 1

@@ -1,12 +1,16 @@
 """Tables on a database server: MariaDB or MySQL through PyMySQL, PostgreSQL through psycopg.
 
-Promise: each session has a database and an account of its own, and both are gone when it closes. A query that takes too long is stopped;
-rows beyond what the model is shown are not fetched; a server that goes away fails the session instead of counting against the model.
+Promise: each session has a database and an account of its own, and both are gone when it closes; those of a process that was killed go
+when the next one comes to the server. A query that takes too long is stopped; rows beyond what the model is shown are not fetched; a
+server that goes away fails the session instead of counting against the model.
+
+Whose a database is, the server knows: its session holds a lock of that name, which ends with the session's connection, however it ends.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,6 +25,9 @@ QUERY_S = 5.0
 _TOO_LONG = "stopped: the query takes too long"
 _LOST = {1053, 1927, 2003, 2006, 2013, 2055}
 """MySQL's codes for a connection that is gone."""
+_OWN = re.compile(r"ludus_[0-9a-f]{16}")
+_swept: set[str] = set()
+"""Servers that this process has looked at for what others left; once is enough."""
 
 
 def open_server(url: str, tables: Sequence[Table]) -> Store:
@@ -40,6 +47,7 @@ class MariaStore:
         with _reaching(url):
             self._admin = self._mysql.connect(**self._address, autocommit=True, charset="utf8mb4")
         try:
+            self._sweep_once(url)
             self._prepare(tables)
             self._session = self._connected()
         except Exception as error:
@@ -77,14 +85,28 @@ class MariaStore:
     def close(self) -> None:
         if hasattr(self, "_session"):
             self._session._force_close()
-        with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
-            cursor.execute(f"DROP DATABASE IF EXISTS `{self._own}`")
-            cursor.execute(f"DROP USER IF EXISTS `{self._own}`@`%`")
+        self._drop(self._own)
         with suppress(self._mysql.MySQLError):
             self._admin.close()
 
+    def _drop(self, name: str) -> None:
+        with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
+            cursor.execute(f"DROP USER IF EXISTS `{name}`@`%`")
+            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")  # last: what is left is found by it
+
+    def _sweep_once(self, url: str) -> None:
+        if url in _swept:
+            return
+        _swept.add(url)
+        with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
+            cursor.execute("SELECT schema_name, IS_USED_LOCK(schema_name) FROM information_schema.schemata")
+            for name, holder in cursor.fetchall():
+                if _OWN.fullmatch(name) and holder is None:
+                    self._drop(name)
+
     def _prepare(self, tables: Sequence[Table]) -> None:
         with self._admin.cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, 0)", (self._own,))  # before there is anything to be found by
             cursor.execute(f"CREATE DATABASE `{self._own}` CHARACTER SET utf8mb4")
             cursor.execute(f"CREATE USER `{self._own}`@`%%` IDENTIFIED BY %s", (self._password,))
             cursor.execute(f"GRANT ALL ON `{self._own}`.* TO `{self._own}`@`%`")
@@ -128,6 +150,10 @@ class PostgresStore:
         with _reaching(url):
             self._admin = self._pg.connect(url, autocommit=True)
         try:
+            self._sweep_once(url)
+            self._admin.execute(
+                "SELECT pg_advisory_lock(%s)", (_key(self._own),)
+            )  # before there is anything to be found by
             self._admin.execute(f"CREATE ROLE {self._own} LOGIN PASSWORD '{self._password}'")
             self._admin.execute(f"GRANT {self._own} TO CURRENT_USER")
             self._admin.execute(f"CREATE DATABASE {self._own} OWNER {self._own}")
@@ -193,10 +219,26 @@ class PostgresStore:
     def close(self) -> None:
         if hasattr(self, "_session"):
             self._session.close()
-        with suppress(self._pg.Error):
-            self._admin.execute(f"DROP DATABASE IF EXISTS {self._own} WITH (FORCE)")
-            self._admin.execute(f"DROP ROLE IF EXISTS {self._own}")
+        self._drop(self._own)
         self._admin.close()
+
+    def _drop(self, name: str) -> None:
+        with suppress(self._pg.Error):
+            self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            self._admin.execute(f"DROP ROLE IF EXISTS {name}")  # last: what is left is found by it
+
+    def _sweep_once(self, url: str) -> None:
+        if url in _swept:
+            return
+        _swept.add(url)
+        with suppress(self._pg.Error):
+            for (name,) in self._admin.execute("SELECT rolname FROM pg_roles").fetchall():
+                if _OWN.fullmatch(name) and self._free(name):
+                    self._drop(name)
+
+    def _free(self, name: str) -> bool:
+        (taken,) = self._admin.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),)).fetchone()
+        return bool(taken)
 
     def _fill(self, tables: Sequence[Table]) -> None:
         with self._session.cursor() as cursor:
@@ -251,6 +293,11 @@ def _address(url: str) -> dict[str, Any]:
         **dict(parse_qsl(parts.query)),
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _key(name: str) -> int:
+    """PostgreSQL's locks have numbers for names."""
+    return int(name.removeprefix("ludus_")[:15], 16)
 
 
 def _ticked(name: str) -> str:

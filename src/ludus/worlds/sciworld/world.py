@@ -2,7 +2,8 @@
 
 Promise: train, dev and test never share a variation of an experiment; each is a piece of the library's own split of the same name.
 A turn is one step of the simulator: the package's own step also lists all valid commands, which takes ten times as long and is not read.
-The score between 0 and 1 is paid as it grows; a wrong decision (focus on the wrong thing) ends the session and takes it all back.
+The score is paid as it grows, and the whole way is worth 1; what a task has from its start (one may stand in the right room) is not paid. A
+wrong decision (focus on the wrong thing) ends the session and takes it all back.
 """
 
 from __future__ import annotations
@@ -68,13 +69,14 @@ class SciWorld:
         ]
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.task, self.score = task, 0.0
+        self.task, self.earned = task, 0.0
         self.said: list[str] = []
         self.plan: list[str] | None = None
         self.simulator = self.simulator or POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
         first = self.simulator.call("step", "look around")
+        self.given = max(0.0, float(self.simulator.call("getScore")))
         return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
 
     def act(self, text: str) -> Reply:
@@ -86,12 +88,12 @@ class SciWorld:
         simulator = self._running()
         self.said.append(command)
         told = simulator.call("step", command)
-        before, now = self.score, float(simulator.call("getScore"))
-        self.score = max(0.0, now)
+        before, now = self.earned, float(simulator.call("getScore"))
+        self.earned = max(0.0, now - self.given) / (1 - self.given)
         done = bool(simulator.call("getCompleted")) or now < 0
-        metrics = {"success": float(now >= 1 - 1e-6), "score": self.score}
+        metrics = {"success": float(now >= 1 - 1e-6), "score": max(0.0, now)}
         return Reply(
-            told, reward=self.score - before, done=done, metrics=metrics, invalid=told.startswith("No known action")
+            told, reward=self.earned - before, done=done, metrics=metrics, invalid=told.startswith("No known action")
         )
 
     def solve(self) -> str:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ludus.config import parse_config
-from ludus.errors import ConfigError
-from ludus.launch.devices import chosen, devices_of, engine_config
+from ludus.errors import ConfigError, TrainerFailed
+from ludus.launch.devices import chosen, devices_of, engine_config, naming_loss
 
 
 @pytest.fixture
@@ -85,3 +85,11 @@ def test_an_engine_that_has_its_device_to_itself_gets_more_of_its_memory(gpus):
     for sections, share in (({}, 0.4), ({"devices": ["cuda:0", "cuda:1"]}, 0.8), ({"engine": {"memory": 12.0}}, 12.0)):
         config = config_of(**sections)
         assert engine_config(config, devices=devices_of(config)).sized(on_gpu=True).memory == share
+
+
+def test_a_gpu_that_disappears_while_it_trains_is_a_named_failure():
+    with (
+        pytest.raises(TrainerFailed, match=r"cuda:1 stopped answering: .*as ordered.*nvidia-smi.*--resume"),
+        naming_loss(torch.device("cuda:1")),
+    ):
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure, as ordered")

@@ -91,3 +91,12 @@ def test_a_sequence_that_fits_nowhere_ends_the_run_with_what_to_change(monkeypat
         trainer.step(make_batch())
     assert same(weights_of(trainer), before)
     assert trainer.steps == 1
+
+
+def test_weights_that_do_not_fit_are_refused_with_what_to_change(monkeypatch):
+    def scarce(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer_module, "make_optimizer", scarce)
+    with pytest.raises(TrainerFailed, match=r"AdamW's averages do not fit.*18 bytes.*lora\.rank"):
+        make_trainer()

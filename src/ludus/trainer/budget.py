@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ludus.errors import TrainerFailed
+from ludus.errors import TrainerFailed, describe
 
 FIRST_TOKENS = 4096
 """On a CPU, which has enough with it, for good; on a GPU until it was measured."""
@@ -67,9 +67,21 @@ class Budget:
             raise TrainerFailed(
                 f"a single sequence of {tokens} tokens does not fit into the memory of {self._device} ({cause}). Weights and optimiser "
                 "are as before the step. Set trainer.checkpoint_activations = true, lower rollout.max_tokens, train adapters "
-                "(lora.rank = 16), or leave the engine less of the device."
+                "(lora.rank = 16), or leave the engine less of the device (engine.memory)."
             )
         self.tokens, self.found = max(1, tokens // 2), True
+
+
+@contextmanager
+def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
+    """Where nothing can be split, memory that runs out ends the run with what to change."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise TrainerFailed(
+            f"{what} do not fit into the memory of {device}: {describe(error)}. A trained weight takes up to 18 bytes; train adapters "
+            "(lora.rank = 16) or a smaller model, or leave the engine less of the device (engine.memory)."
+        ) from None
 
 
 def affordable(tokens: int, *, taken: int, free: int) -> int:

@@ -21,7 +21,7 @@ from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed, describe
 from ludus.trainer.archer import Archer
-from ludus.trainer.budget import Budget
+from ludus.trainer.budget import Budget, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
@@ -93,10 +93,11 @@ class Trainer:
                 cast_weights(
                     reference, self._dtype
                 )  # rounded as the policy is: the difference would look like a distance
-        self._masters = Masters(model, dtype=self._dtype)
-        self._optimizer = make_optimizer(
-            self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
-        )
+        with naming_shortage("the weights and AdamW's averages", device=model.device):
+            self._masters = Masters(model, dtype=self._dtype)
+            self._optimizer = make_optimizer(
+                self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
+            )
         self._budget = Budget(config.microbatch_tokens, device=model.device)
         if config.checkpoint_activations:
             checkpoint_layers(model)

@@ -29,7 +29,7 @@ from ludus.evaluation.statistics import clustered_mean
 
 PRESETS = Path(__file__).parents[1] / "configs" / "presets"
 FIRST_SEED = 101
-"""Seed 1 chose worlds, budgets and learning rates; what is reported has not been seen then."""
+"""Seeds 1 to 4 chose worlds, budgets and settings; what is reported has not been seen then."""
 Sections = Mapping[str, Mapping[str, Any]]
 
 
@@ -50,8 +50,10 @@ class Case:
     sections: Sections = field(default_factory=dict)
     warm: Mapping[str, Any] = field(default_factory=dict)
     """[sft] of the warm start."""
-    preset: str = ""
-    """Without this preset the case is skipped; what it says of the method is laid over the last arm."""
+    novice: Sections = field(default_factory=dict)
+    """Environments whose player is cloned instead of the case's own: the same words, but somebody who knows less."""
+    presets: Mapping[str, str] = field(default_factory=dict)
+    """By arm: the preset that it takes its method from. Without one of them the case is skipped."""
 
 
 def overlay(*layers: Sections) -> dict[str, dict[str, Any]]:
@@ -104,7 +106,8 @@ def warm_up(case: Case, *, folder: Path) -> str:
     corpus = asyncio.run(said())
     blank = make_tiny(folder / "blank", corpus=corpus, seed=0, vocab_size=512, layers=2, hidden=64, context=1024)
     sft = {"num_trajectories": 512, "steps": 160, "batch_tokens": 4096, "lr": 3e-3} | dict(case.warm)
-    config = run_config(case, folder=folder, model=str(blank), name="warm", seed=0, sections={"sft": sft})
+    cloned = replace(case, environments={**case.environments, **case.novice})
+    config = run_config(cloned, folder=folder, model=str(blank), name="warm", seed=0, sections={"sft": sft})
     return str(asyncio.run(cloning.sft(config))["export"])
 
 
@@ -171,29 +174,21 @@ def _quietly() -> None:
 # ------------------------------------------------------------------------------------------------ all runs
 
 
+SIZES = ("model", "environments", "rollout", "pipeline", "trainer", "engine", "store", "evaluation", "sft", "workers")
+"""What a preset says that is no part of its method."""
+
+
 def ready(case: Case) -> tuple[Case | None, str]:
-    """The case with its preset's method in its last arm, or the reason why it cannot be run."""
-    if not case.preset:
-        return case, ""
-    path = PRESETS / f"{case.preset}.toml"
-    if not path.is_file():
-        return None, f"no preset {case.preset!r}"
-    sizes = (
-        "model",
-        "environments",
-        "rollout",
-        "pipeline",
-        "trainer",
-        "engine",
-        "store",
-        "evaluation",
-        "sft",
-        "workers",
-    )
-    preset = tomllib.loads(path.read_text(encoding="utf-8"))
-    method = {name: section for name, section in preset.items() if isinstance(section, dict) and name not in sizes}
-    last = list(case.arms)[-1]
-    return replace(case, arms={**case.arms, last: overlay(method, case.arms[last])}), ""
+    """The case with its presets' methods in their arms, or the reason why it cannot be run."""
+    found = dict(case.arms)
+    for arm, preset in case.presets.items():
+        path = PRESETS / f"{preset}.toml"
+        if not path.is_file():
+            return None, f"no preset {preset!r}"
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        method = {name: part for name, part in told.items() if isinstance(part, dict) and name not in SIZES}
+        found[arm] = overlay(method, case.arms[arm])
+    return replace(case, arms=found), ""
 
 
 def compare(cases: Sequence[Case], *, seeds: int, workers: int) -> Iterator[dict[str, Any]]:
@@ -240,7 +235,7 @@ def runs_of(case: Case, *, seeds: Sequence[int]) -> list[Run]:
 
 def world_of(case: Case) -> str:
     """Cases of the same world and player share their warm start."""
-    return json.dumps([case.environments, case.warm], sort_keys=True)
+    return json.dumps([case.environments, case.novice, case.warm], sort_keys=True)
 
 
 def _warmed(case: Case, *, folder: Path) -> tuple[str, dict[str, float]]:

@@ -1,5 +1,6 @@
 """The learning benchmarks: budgets are kept, seeds are paired, and a line becomes a table. Whether a method helps is no test's business."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -66,10 +67,10 @@ def test_the_difference_pairs_seeds_and_the_last_arm_gives_the_ratio(arms):
     assert "| std | 0.50 [0.00, 1.00] | +0.10 [+0.10, +0.10] |" in arms.table([line])
 
 
-def test_a_case_whose_preset_is_missing_is_skipped_and_a_known_one_gives_the_method(arms):
+def test_a_case_whose_preset_is_missing_is_skipped_and_a_known_one_gives_its_arm_the_method(arms):
     case = small_case(arms)
-    assert arms.ready(replace(case, preset="nobodys"))[0] is None
-    whole, missing = arms.ready(replace(case, preset="starpo-s"))
+    assert arms.ready(replace(case, presets={"std": "nobodys"}))[0] is None
+    whole, missing = arms.ready(replace(case, presets={"std": "starpo-s"}))
     assert not missing
     assert whole.arms["std"]["algorithm"]["filter"] == "top_share"
     assert whole.arms["plain"] == {}
@@ -81,11 +82,36 @@ def test_every_arm_of_every_case_is_a_run_that_is_accepted(arms, tmp_path):
     import multitask
 
     for case in (*learning.CASES, *multitask.CASES):
-        for sections in case.arms.values():
-            arms.run_config(case, folder=tmp_path, model="tiny", name="x", seed=1, sections=sections)
+        whole, _ = arms.ready(case)
+        for sections in whole.arms.values():
+            arms.run_config(whole, folder=tmp_path, model="tiny", name="x", seed=1, sections=sections)
 
 
-@pytest.mark.parametrize(("name", "file"), [("anywhere", "learning.py"), ("loud", "multitask.py")])
-def test_the_worlds_of_the_benchmarks_are_sound(name, file):
-    report = check(make(name, source=f"{BENCHMARKS / file}:{name.capitalize()}"))
+WORLDS = [("Learnt", "learning.py"), ("Anywhere", "learning.py"), ("Loud", "multitask.py")]
+
+
+@pytest.mark.parametrize(("name", "file"), WORLDS)
+def test_the_worlds_of_the_benchmarks_are_sound(name, file, arms):
+    report = check(make(name.lower(), source=f"{BENCHMARKS / file}:{name}"))
     assert not [finding for finding in report.findings if finding.level == "error"], str(report)
+
+
+@pytest.mark.parametrize(("known", "ends"), [((1.0,) * 4, "treasure"), ((0.0,) * 4, "coin")])
+def test_a_player_to_clone_may_be_mistaken_and_the_corridor_stays_the_same(known, ends, arms):
+    from learning import Learnt
+
+    session, rng = Learnt(length=8, start=4, known=known), random.Random(0)
+    session.setup(session.tasks("train")[0], rng)
+    replies = [session.act(session.solve()) for _ in range(4)]
+    assert (replies[-1].text, replies[-1].done) == (ends, True)
+
+
+def test_what_means_left_in_the_quiet_world_means_right_in_the_loud_one(arms):
+    from multitask import Loud, Quiet
+
+    for task in Quiet().tasks("train")[:8]:
+        sides = []
+        for world in (Quiet(), Loud()):
+            world.setup(task, random.Random(0))
+            sides.append(world.solve())
+        assert sorted(sides) == ["left", "right"]

@@ -144,6 +144,8 @@ class CriticConfig(Section):
     """Of its own optimiser, without warm-up."""
     steps: int = Field(default=1, gt=0)
     """Optimiser steps that it takes on the batch of one step of the policy."""
+    warmup: int = Field(default=0, ge=0)
+    """Steps at the start in which the critic learns alone and the policy stays as it is (20 in ArCHer)."""
     clip: float = Field(default=0.0, ge=0)
     """How far a value may move on one batch and still gain by it; 0: as far as it likes."""
     replay: int = Field(default=10_000, gt=0)
@@ -152,13 +154,15 @@ class CriticConfig(Section):
     """archer: turns of one of its optimiser steps."""
     target_rate: float = Field(default=0.1, gt=0, le=1)
     """archer: share of a network that goes into its target after each of them."""
+    baseline: bool = False
+    """archer: take off a token's advantage what the words before it let expect, so that none is praised for what was certain already."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> CriticConfig:
         for name, field in type(self).model_fields.items():
             if self.kind == "none" and getattr(self, name) != field.default:
                 raise ValueError(f"critic.{name} counts only with a critic; set critic.kind, or leave it out")
-        for name in ("replay", "batch", "target_rate"):
+        for name in ("replay", "batch", "target_rate", "baseline"):
             if self.kind != "archer" and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"critic.{name} counts only with critic.kind 'archer'; leave it out")
         if self.clip and self.kind == "archer":

@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.credit import credit
@@ -45,6 +47,15 @@ def test_bilevel_gae_ends_each_turn_in_its_turns_return():
     first = 1.0 + 0.5 * second
     assert got.returns == pytest.approx([first] * 2 + [second] * 3)
     assert got.counted.all()
+
+
+@given(st.lists(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=3), min_size=1, max_size=4), st.data())
+def test_without_discount_and_with_a_whole_trace_bilevel_gae_is_token_gae(values, data):
+    """So StarPO-S, which is published with 1 and 1, needs no choice between them."""
+    rewards = data.draw(st.lists(st.floats(-2, 2, width=32), min_size=len(values), max_size=len(values)))
+    talk = make_conversation([[1] * len(own) for own in values], rewards)
+    flat = np.concatenate(values).astype(np.float64)
+    assert of("bilevel_gae", talk, flat).advantages == pytest.approx(of("gae", talk, flat).advantages, abs=1e-9)
 
 
 @pytest.mark.parametrize("advantage", ["gae", "turn_gae", "bilevel_gae"])

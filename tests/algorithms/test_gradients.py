@@ -211,6 +211,22 @@ def test_archers_policy_gradient_with_an_exact_critic_is_the_true_one():
         assert got == pytest.approx(PER_TOKEN, abs=1e-6)
 
 
+def test_a_baseline_that_knows_what_precedes_a_token_changes_no_mean_gradient_and_one_that_knows_the_token_does():
+    """ArCHer's token baseline. On the walk what precedes the second token is the first."""
+    recipe = make_algorithm(load_config(FOLDER / "archer.toml").algorithm)
+
+    def less(baseline):
+        def values(trajectories):
+            said = [[int(token) for s in t.sequences for token in s.ids[s.sampled]] for t in trajectories]
+            exact = exact_turn_advantages(trajectories)
+            return [own - np.array(baseline(*tokens)) for own, tokens in zip(exact, said, strict=True)]
+
+        return mean_gradient(recipe, LOGITS, walks(), size=1, values=values)
+
+    assert less(lambda a, b: (0.7, 0.2 * a)) == pytest.approx(PER_TOKEN, abs=1e-6)
+    assert less(lambda a, b: (0.2 * a, 0.2 * b)) != pytest.approx(PER_TOKEN, abs=1e-3)
+
+
 # ------------------------------------------------------------------------------------------------ cross-policy sampling
 
 

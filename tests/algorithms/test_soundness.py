@@ -41,6 +41,17 @@ def test_and_taken_where_they_are_sound(overrides):
         (["algorithm.importance=sequence"], "grows or vanishes"),
         (["algorithm.ratio=sequence"], "its clip idles"),
         (["algorithm.advantage=reward", "algorithm.filter=zero_variance"], "biases it"),
+        (
+            [
+                "algorithm.advantage=gae",
+                "critic.kind=head",
+                "algorithm.filter=top_share",
+                "algorithm.filter_share=0.25",
+            ],
+            "its method, and its bias",
+        ),
+        (["algorithm.advantage=gae", "critic.kind=head", "algorithm.filter=zero_variance"], "biases it"),
+        (["algorithm.advantage=archer", "critic.kind=archer", "algorithm.filter=zero_variance"], "biases it"),
         (["algorithm.task_normalise=token", "algorithm.filter=none"], "as published"),
         (["algorithm.kl=k3", "algorithm.kl_weight=0.1"], "not held near the reference"),
     ],

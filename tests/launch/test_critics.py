@@ -10,15 +10,17 @@ from safetensors.torch import load_file
 
 from ludus.launch import local
 from ludus.launch.local import train
-from ludus.trainer.checkpoint import latest_checkpoint
+from ludus.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from tests.e2e.runs import make_config, run
 from tests.e2e.test_promises import stop_after
 
 CRITICS = {
     "gae": {"kind": "model", "lr": 1e-2, "steps": 2, "clip": 0.2},
     "turn_gae": {"kind": "head", "lr": 1e-2},
-    "archer": {"kind": "archer", "lr": 1e-2, "steps": 3, "batch": 4},
+    "archer": {"kind": "archer", "lr": 1e-2, "steps": 3, "batch": 4, "warmup": 1, "baseline": True},
 }
+REPLAY = {"gae": {"tasks": "replay", "score": "positive_value_loss"}}
+"""A curriculum that only a critic can score."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,14 +41,21 @@ def test_a_resumed_run_equals_one_that_never_stopped(advantage, small_model, tmp
     settings = {
         "algorithm": {"advantage": advantage},
         "critic": CRITICS[advantage],
+        "curriculum": REPLAY.get(advantage, {}),
         "trainer": {"lr": 1e-2},
         "engine": {"deterministic": True},
     }
-    whole = final(run(make_config(tmp_path / "whole", small_model, **settings)))
+    through = run(make_config(tmp_path / "whole", small_model, **settings))
+    whole = final(through)
     config = make_config(tmp_path / "halves", small_model, **settings)
     listener, on_loop = stop_after("metrics", 2)
     asyncio.run(train(config, listeners=[listener], on_loop=on_loop))
-    halves = final(run(config, resume=True))
+    resumed = run(config, resume=True)
+    halves = final(resumed)
+    levels = [load_checkpoint(latest_checkpoint(f.path)).state["loop"]["feed"]["levels"] for f in (through, resumed)]
+    assert levels[0] == levels[1]
+    if advantage in REPLAY:
+        assert any(score > 0 for score, _ in levels[0]["guess"]["levels"].values())
     assert whole.keys() == halves.keys()
     assert any(name.startswith(("critic", "archer")) for name in whole)
     for file, tensors in whole.items():

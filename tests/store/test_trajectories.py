@@ -56,6 +56,18 @@ def sequences(draw):
     )
 
 
+def test_a_turns_role_and_parent_come_back_through_trajectory_and_group():
+    """The seam for several agents in one session and for sessions that branch: a turn says who spoke, and after which turn."""
+    plain = make_trajectory()
+    asked, answered = plain.turns[0], plain.turns[-1]
+    turns = (asked, dataclasses.replace(answered, role="critic", parent=0, policy="reference"))
+    branched = dataclasses.replace(plain, turns=turns)
+    group = Group("g", branched.task, (branched,))
+    back = group_from_dict(through_json(group_to_dict(group))).trajectories[0]
+    assert_same(back, branched)
+    assert [(turn.role, turn.parent) for turn in back.turns] == [("agent", None), ("critic", 0)]
+
+
 @given(st.lists(sequences(), max_size=3))
 def test_token_arrays_come_back_bit_for_bit(rows):
     trajectory = dataclasses.replace(make_trajectory(), sequences=tuple(rows))

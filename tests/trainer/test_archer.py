@@ -124,6 +124,22 @@ def test_over_rounds_it_tells_a_good_action_from_a_bad_one():
     assert values[1][0] < -0.25
 
 
+def test_a_baseline_praises_no_token_for_what_was_certain_before_it_and_learns_only_after_it_was_asked():
+    """Both turns begin alike, the second token decides, and the third follows from it."""
+    good, bad = (make_conversation([[7, token, 3]], [reward]) for token, reward in ((1, 1.0), (2, 0.0)))
+    plain, archer = make_archer(steps=30), make_archer(steps=30, baseline=True)
+    without, first = plain.values([good, bad]), archer.values([good, bad])
+    assert [own.tolist() for own in first] == [own.tolist() for own in without], "it knew nothing yet"
+    for _ in range(8):
+        without, got = plain.values([good, bad]), archer.values([good, bad])
+    assert without[0][1] == without[0][2] > 0.25, "without it every token of a turn has its worth"
+    assert got[0][1] > 0.25
+    assert got[1][1] < -0.25
+    assert abs(got[0][2]) < 0.1
+    assert abs(got[1][2]) < 0.1
+    assert archer.step(None)["archer_baseline_loss"] < 0.5
+
+
 def test_what_said_nothing_has_no_turns():
     silent = replace(TALKS[1], sequences=())
     assert [own.tolist() for own in make_archer().values([silent])] == [[]]
@@ -131,7 +147,7 @@ def test_what_said_nothing_has_no_turns():
 
 def test_restored_it_goes_on_bit_for_bit_replay_and_all(tmp_path):
     trainer, resumed = make_trainer(), make_trainer()
-    trainer._critic, resumed._critic = make_archer(), make_archer()
+    trainer._critic, resumed._critic = make_archer(baseline=True), make_archer(baseline=True)
     trainer.values(TALKS)
     folder = trainer.save(tmp_path, state={}, files={}, keep=1)
     resumed.restore(folder)

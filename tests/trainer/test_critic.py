@@ -136,3 +136,20 @@ def test_a_checkpoint_without_a_critic_is_refused(tmp_path):
     folder = plain.save(tmp_path, state={}, files={}, keep=1)
     with pytest.raises(CheckpointFailed, match="holds no critic"):
         trained()[0].restore(folder)
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_in_its_warm_up_the_critic_learns_alone_and_every_batch_still_has_a_version(kind):
+    trainer, critic = trained(kind, warmup=2)
+    policy, judge = weights_of(trainer), critic.learning["head"].weight.detach().clone()
+    for count in (1, 2):
+        metrics = trainer.step(BATCH)
+        assert (metrics["critic_alone"], trainer.publish()) == (1.0, count)
+        assert "loss" not in metrics, "the policy took no step that it could tell of"
+    assert same(policy, weights_of(trainer))
+    assert not torch.equal(judge, critic.learning["head"].weight)
+    averages = [state["exp_avg"] for state in trainer._optimizer.state.values()]
+    assert not any(average.any() for average in averages), "nor do gradients of the warm-up linger"
+    assert "critic_alone" not in trainer.step(BATCH)
+    assert not same(policy, weights_of(trainer))
+    assert trainer.publish() == 3

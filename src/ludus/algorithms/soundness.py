@@ -25,7 +25,13 @@ def doubts(config: RunConfig) -> list[str]:
             "algorithm.ratio is 'sequence' around 'old': with one step per batch the ratio is 1 and its clip idles. "
             "GSPO's clip needs algorithm.centre = 'behaviour'."
         )
-    if algorithm.filter != "none" and algorithm.advantage in ("reward", "return_to_go", *BY_VALUES):
+    greatest = algorithm.filter in ("top_share", "top_p")
+    if greatest and algorithm.advantage in BY_VALUES:
+        found.append(
+            f"algorithm.filter is {algorithm.filter!r} with advantage {algorithm.advantage!r}, as in StarPO-S: policy and critic learn "
+            "from tasks at the edge of what the policy can do and from no others. That is its method, and its bias; filter = 'none' is PPO."
+        )
+    elif algorithm.filter != "none" and algorithm.advantage in ("reward", "return_to_go", "archer", *BY_VALUES):
         found.append(
             f"algorithm.filter is {algorithm.filter!r} with advantage {algorithm.advantage!r}, which learns from groups of equal rewards "
             "too: leaving them out biases it towards tasks at the edge. Set filter = 'none'."

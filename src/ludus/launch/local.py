@@ -7,8 +7,8 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from functools import partial
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -224,10 +224,13 @@ def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | Archer | None:
 
 
 def _schedule(config: RunConfig) -> Schedule:
-    trainer = config.trainer
+    """Of the policy's steps: those of the critic's own warm-up come before its first."""
+    trainer, alone = config.trainer, config.critic.warmup
+    schedule = warmup(trainer.lr, steps=trainer.warmup_steps)
     if trainer.decay == "cosine":
-        return warmup_cosine(trainer.lr, warmup_steps=trainer.warmup_steps, steps=config.pipeline.steps)
-    return warmup(trainer.lr, steps=trainer.warmup_steps)
+        steps = max(1, config.pipeline.steps - alone)
+        schedule = warmup_cosine(trainer.lr, warmup_steps=trainer.warmup_steps, steps=steps)
+    return lambda step: schedule(step - alone)
 
 
 def _newest_checkpoint(config: RunConfig) -> Path:

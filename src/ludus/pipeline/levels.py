@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from ludus.seeds import derive
 from ludus.types import Batch, Group, Task
 
 Score = Literal["learnability", "advantage"]
-POSITIVE_VALUE_LOSS = "positive_value_loss"
+POSITIVE_VALUE_LOSS: Final = "positive_value_loss"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,10 @@
     state    hidden state before the turn's first sampled token
     action   hidden state before its last sampled token, and that token's embedding: together they have read the whole action
 
-Both by the model that the run started with, frozen: what lies in the replay stays comparable. Differs from the paper: there the encoder
-(RoBERTa) is trained too; V learns from the actions just played, not from fresh samples at replayed states, and so does the policy; there
-is no phase in which the critic learns alone. The last turn of a session is terminal, also where a limit cut it.
+Both by the model that the run started with, frozen: what lies in the replay stays comparable, and is encoded once. Differs from the
+paper: there the encoder (RoBERTa) is trained too, which would have every update encode its turns anew; V learns from the actions just
+played, not from fresh samples at replayed states, and so does the policy. The last turn of a session is terminal, also where a limit cut
+it. As in the paper, the critic may learn alone at first (`critic.warmup`), and a baseline per token may be taken off (`critic.baseline`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from ludus.errors import CheckpointFailed, TrainerFailed
 from ludus.trainer.budget import FIRST_TOKENS
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.critic import blank
-from ludus.trainer.double_critic import DoubleCritic, Turns
+from ludus.trainer.double_critic import DoubleCritic, TokenBaseline, Turns
 from ludus.trainer.forward import prepare, sampled_hidden
 from ludus.trainer.pack import make_microbatch, pack, row_ids
 from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
 from ludus.types import Batch, Sequence, Trajectory
 
 NETWORKS, TARGETS, OPTIMIZER, REPLAY = "archer", "archer_targets", "archer_optimizer", "archer_replay"
+BASELINE, BASELINE_OPTIMIZER = "archer_baseline", "archer_baseline_optimizer"
 COLUMNS = ("states", "actions", "rewards", "nexts", "done")
 
 
@@ -54,7 +56,13 @@ class Archer:
             device=device,
         )
         self.replay = Turns.none(state=hidden, action=2 * hidden, device=device)
+        self.baseline = TokenBaseline(state=hidden, lr=config.lr, seed=seed, device=device) if config.baseline else None
         self._metrics: dict[str, float] = {}
+
+    @property
+    def alone(self) -> int:
+        """Steps at the start of a run that are its own."""
+        return self._config.warmup
 
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
         """Puts the turns into the replay, learns `critic.steps` times, and says of every sampled token what its turn was worth."""
@@ -69,9 +77,20 @@ class Archer:
             return [np.zeros(0) for _ in trajectories]
         self.replay = self.replay.followed_by(fresh, most=self._config.replay)
         self._learn(fresh)
-        worth = self.critic.advantages(fresh).cpu().numpy().astype(np.float64)
-        pieces = np.split(worth, np.cumsum([len(turns) for turns, _ in found])[:-1])
-        return [own[ordinals] for own, (_, ordinals) in zip(pieces, found, strict=True)]
+        pieces = self.critic.advantages(fresh).split([len(turns) for turns, _ in found])
+        places = [torch.from_numpy(ordinals).to(fresh.rewards.device) for _, ordinals in found]
+        by_token = [own[place] for own, place in zip(pieces, places, strict=True)]
+        if self.baseline is not None:
+            by_token = self._without_baseline(self.baseline, by_token, [hidden for hidden, _ in features])
+        return [own.cpu().numpy().astype(np.float64) for own in by_token]
+
+    def _without_baseline(self, baseline: TokenBaseline, worth: Seq[Tensor], hidden: Seq[Tensor]) -> list[Tensor]:
+        """It is asked first and learns then: what it says of a token must not know how that token turned out."""
+        whole, states = torch.cat([*worth]), torch.cat([*hidden])
+        guesses = baseline.guess(states)
+        loss = baseline.learn(states, whole, steps=self._config.steps)
+        self._metrics["archer_baseline_loss"] = loss
+        return list((whole - guesses).split([len(own) for own in worth]))
 
     def _learn(self, fresh: Turns) -> None:
         losses = [self.critic.learn(self.replay, fresh, batch=self._config.batch) for _ in range(self._config.steps)]
@@ -117,25 +136,33 @@ class Archer:
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         replay = {name: getattr(self.replay, name) for name in COLUMNS}
-        return {
+        own: dict[str, Mapping[str, Tensor]] = {
             NETWORKS: named_tensors(self.critic.networks),
             TARGETS: named_tensors(self.critic.targets),
             OPTIMIZER: optimizer_tensors(self.critic.optimizer, self.critic.networks),
             REPLAY: {**replay, "updates": torch.tensor(self.critic.updates)},
         }
+        if self.baseline is not None:
+            own[BASELINE] = named_tensors(self.baseline.network)
+            own[BASELINE_OPTIMIZER] = optimizer_tensors(self.baseline.optimizer, self.baseline.network)
+        return own
 
     def restore(self, checkpoint: Checkpoint) -> None:
         try:
             networks, targets, memory, replay = map(checkpoint.tensors, (NETWORKS, TARGETS, OPTIMIZER, REPLAY))
+            guesses = [checkpoint.tensors(name) for name in (BASELINE, BASELINE_OPTIMIZER) if self.baseline is not None]
         except OSError:
             raise CheckpointFailed(
-                f"{checkpoint.folder} holds no critic of ArCHer's. Resume with the settings the run was started with."
+                f"{checkpoint.folder} holds no critic of ArCHer's, or no baseline of it. Resume with the settings the run was started with."
             ) from None
         load_weights(self.critic.networks, networks, folder=checkpoint.folder)
         load_weights(self.critic.targets, targets, folder=checkpoint.folder)
         load_optimizer_tensors(self.critic.optimizer, self.critic.networks, memory)
         self.replay = Turns(*(replay[name].to(self._encoder.device) for name in COLUMNS))
         self.critic.updates = int(replay["updates"])
+        if self.baseline is not None:
+            load_weights(self.baseline.network, guesses[0], folder=checkpoint.folder)
+            load_optimizer_tensors(self.baseline.optimizer, self.baseline.network, guesses[1])
 
 
 def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, np.ndarray]:

@@ -54,6 +54,11 @@ class Critic:
         betas, decay = trainer.betas, trainer.weight_decay
         self._optimizer = make_optimizer(self.learning, lr=config.lr, betas=betas, weight_decay=decay)
 
+    @property
+    def alone(self) -> int:
+        """Steps at the start of a run that are its own."""
+        return self._config.warmup
+
     @torch.no_grad()
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
         """Of each trajectory, the value before every sampled token (M,)."""

@@ -112,6 +112,8 @@ class Trainer:
         """One optimiser step on the whole batch. A batch without sequences takes no step and says so: {"skipped": 1}."""
         if not batch.sequences:
             return {"skipped": 1.0, "tokens": 0.0}
+        if self._critic is not None and self.steps < self._critic.alone:
+            return self._step_critic(self._critic, batch)
         started = time.perf_counter()
         with cpu_threads(self._config.threads):
             loss, pieces = self._accumulate(batch.sequences)
@@ -137,6 +139,13 @@ class Trainer:
             "step_s": seconds,
             "tokens_per_s": batch.num_tokens / seconds,
         }
+
+    def _step_critic(self, critic: Critic | Archer, batch: Batch) -> dict[str, float]:
+        """Its warm-up: it counts as a step, so that every batch has a version of its own, and moves neither weights nor optimiser."""
+        with cpu_threads(self._config.threads):
+            judged = critic.step(batch)
+        self.steps += 1
+        return {"skipped": 0.0, "critic_alone": 1.0, **judged, "tokens": float(batch.num_tokens)}
 
     def _accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token. Where memory runs out it

@@ -126,7 +126,7 @@ def timeline_text(made: Profile) -> str:
     width = max(len(name) for name, _, _ in rows)
     unit, scale = plots.time_unit(whole.seconds)
     end = f"{whole.seconds / scale:.3g} {unit}"
-    axis = f"{'':{width}}  0{end:>{max(len(parts), len(end) + 1) - 1}}"
+    axis = f"{'':{width}}  0{end:>{max(len(parts), len(end) + 2) - 1}}"
     return "\n".join([axis, *(f"{name:{width}}  {_bars(values)}  {mean}" for name, values, mean in rows)])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import unicodedata
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -130,8 +131,11 @@ def _print_sequence(sequence: Sequence, console: Console, *, index: int, of: int
     console.print(text)
     sampled_mask = sequence.sampled
     if sequence.num_sampled:
-        versions, logprobs = sequence.versions[sampled_mask], sequence.logprobs[sampled_mask]
-        facts = f"versions {versions.min()} to {versions.max()}, logprob mean {logprobs.mean():.3f}, lowest {logprobs.min():.3f}"
+        versions = sequence.versions[sampled_mask]
+        known = [value for value in sequence.logprobs[sampled_mask].tolist() if not math.isnan(value)]
+        facts = f"versions {versions.min()} to {versions.max()}, "
+        facts += f"logprob mean {sum(known) / len(known):.3f}, lowest {min(known):.3f}" if known else "without logprobs"
+        facts += f", {len(versions) - len(known)} tokens without one" if 0 < len(known) < len(versions) else ""
         console.print(Text(facts, style="dim"))
 
 

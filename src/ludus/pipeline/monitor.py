@@ -52,7 +52,7 @@ WATCHED = {
     "repeats": Watched("train/repeats/", falls=False, least=0.3, means="turns repeat their own words"),
     "turn_tokens": Watched("train/turn_tokens/", falls=False, least=0.0, means="turns grow long"),
     "invalid": Watched("trajectories/invalid_rate/", falls=False, least=0.5, means="actions cannot be carried out"),
-    # the fewer groups still differ, the larger the gradient of those that do: healthy runs reach five times what it was
+    # the fewer groups still differ, the larger the gradient of those that do: healthy runs reach four times what it was
     "grad_norm": Watched("optimizer/grad_norm", falls=False, least=0.0, means="the gradient grows", slack=4.0),
 }
 """Named as it is told; `metric` is one of docs/metrics.md, with the environment's name after its slash."""

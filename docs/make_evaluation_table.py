@@ -17,7 +17,9 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from ludus.evaluation.page import evaluation_table
 from ludus.models.known import KNOWN
@@ -68,12 +70,21 @@ def main() -> None:
         _insert(Path(given.into), page)
 
 
-def _words(report: dict[str, object], given: argparse.Namespace) -> str:
+def _words(report: dict[str, Any], given: argparse.Namespace) -> str:
     return (
         f"{report['model']} through `ludus serve engine`, in {report['words']}; split {report['split']}, "
         f"{given.tasks} tasks per world, {given.attempts} attempts, temperature {report['temperature']}, at most "
-        f"{given.max_turn_tokens} tokens a turn and {given.max_tokens} a session. Success is pass@1 with its 95 % interval."
+        f"{given.max_turn_tokens} tokens a turn and {given.max_tokens} a session. Success is pass@1 with its 95 % interval. "
+        f"Sessions ended by: {_stops(report)}."
     )
+
+
+def _stops(report: dict[str, Any]) -> str:
+    """Of all worlds together, the commonest first."""
+    counts = Counter[str]()
+    for row in report["environments"]:
+        counts.update(row["stops"])
+    return ", ".join(f"{stop} {count}" for stop, count in counts.most_common())
 
 
 def _insert(file: Path, page: str) -> None:

@@ -32,3 +32,8 @@ def test_a_file_without_the_markers_is_left_alone_and_told(script, tmp_path):
     with pytest.raises(SystemExit, match="has no place for the table"):
         script._insert(file, "| new |\n")
     assert file.read_text() == "nothing here\n"
+
+
+def test_the_stops_of_all_worlds_are_told_together(script):
+    report = {"environments": [{"stops": {"done": 1, "invalid": 3}}, {"stops": {"done": 4}}]}
+    assert script._stops(report) == "done 5, invalid 3"

@@ -48,7 +48,7 @@ class EngineConfig(Section):
     max_running: int = Field(default=0, ge=0)
     """Sequences decoded together; the others wait. 0 picks 64, on a GPU 256."""
     max_cached: int = Field(default=0, ge=0)
-    """Sessions whose keys and values are kept between turns; the least recently used makes room. 0 picks 128, on a GPU 1024."""
+    """Sessions whose keys and values are kept between turns; the least recently used makes room. 0 picks 128, on a GPU 512."""
     memory: float = Field(default=0.0, ge=0)
     """On a GPU, for keys and values: up to 1 a share of its memory, above that GiB. Where it is full, the youngest sequence waits. 0 picks
     0.4, or 0.8 where the trainer has a device of its own."""
@@ -66,7 +66,7 @@ class EngineConfig(Section):
         """With a number wherever 0 leaves the choice to the device."""
         picks: dict[str, float] = {"max_running": 64, "max_cached": 128, "prefill_tokens": 1024, "memory": 0.4}
         if on_gpu:
-            picks |= {"max_running": 256, "max_cached": 1024, "prefill_tokens": 16384}
+            picks |= {"max_running": 256, "max_cached": 512, "prefill_tokens": 16384}
         return self.model_copy(update={name: pick for name, pick in picks.items() if not getattr(self, name)})
 
     @model_validator(mode="after")

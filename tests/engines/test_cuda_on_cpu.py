@@ -7,6 +7,7 @@ import importlib
 import math
 import random
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -38,6 +39,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(embedded_module, "_is_cuda", lambda device: True)
     module = importlib.import_module("ludus.engines.cuda")
     monkeypatch.setattr(importlib.import_module("ludus.engines.graphs"), "captured", Replayed)
+    monkeypatch.setattr(module, "current", lambda device: nullcontext())
     for name, answer in {"graph_pool": None, "synchronise": None, "empty_cache": None, "memory_of": 2**34}.items():
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
     yield module

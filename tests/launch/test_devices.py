@@ -75,7 +75,7 @@ def test_what_the_run_file_leaves_open_is_chosen_by_the_device_and_told(gpus):
     gpus(1)
     assert chosen(config_of(engine={"max_running": 32})) == [
         "engine on cuda:0 (NVIDIA Pretended), trainer on cuda:0 (NVIDIA Pretended), bfloat16",
-        "engine.max_running 32, engine.max_cached 1024, engine.prefill_tokens 16384",
+        "engine.max_running 32, engine.max_cached 512, engine.prefill_tokens 16384",
         "engine.memory 0.4 of the device's memory for keys and values",
     ]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -39,7 +40,8 @@ class CudaPolicies(Policies):
     ) -> None:
         """`memory`: for keys and values, as in engine.memory."""
         model.requires_grad_(False)
-        self._fused = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
+        with current(model.device):  # whoever makes an engine may be at home on the trainer's device
+            self._fused = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
         self._take(model)
         self._max_running, self._decode_steps = max_running, decode_steps
         self._prefill_tokens = max(prefill_tokens, max_tokens)  # a prompt that is scored is read whole
@@ -66,7 +68,7 @@ class CudaPolicies(Policies):
         return count
 
     def _allocate(self, count: int) -> None:
-        """Tables: a row for every slot, one for scoring, and one of nobody's pages. Halved once where the memory is not there."""
+        """Tables: a row for every slot, one for scoring, and one of nobody's pages. Half as many pages where the memory is not there."""
         self.num_pages, self._pool = count, graph_pool()
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
         self._tables = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32, device=self.device)
@@ -75,15 +77,17 @@ class CudaPolicies(Policies):
         try:
             pages = 1 + count + self._each
             self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
+            return
         except torch.OutOfMemoryError as error:
-            less = count // 2
-            if less < self._each:
-                raise ConfigError(
-                    f"no memory for keys and values on {self.device}: {error}. Lower engine.memory, rollout.max_tokens or "
-                    "trainer.microbatch_tokens, or give the trainer a device of its own (devices)"
-                ) from error
-            warnings.warn(f"no memory for {count} pages of keys and values; trying {less}", stacklevel=2)
-            self._allocate(less)
+            cause = error.with_traceback(None)  # its frames hold the half that was had
+        less = count // 2
+        if less < self._each:
+            raise ConfigError(
+                f"no memory for keys and values on {self.device}: {cause}. Lower engine.memory, rollout.max_tokens or "
+                "trainer.microbatch_tokens, or give the trainer a device of its own (devices)"
+            ) from cause
+        warnings.warn(f"no memory for {count} pages of keys and values; trying {less}", stacklevel=2)
+        self._allocate(less)
 
     def make_pages(self) -> Pages:
         return Pages(count=self.num_pages, tokens=PAGE, num_slots=self._num_slots)
@@ -178,6 +182,10 @@ class CudaPolicies(Policies):
             )
             self._passes[policy] = (prompter, decoder)
         return self._passes[policy]
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    return torch.cuda.device(device)
 
 
 def graph_pool() -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 import torch
 
 from ludus.launch.cloning import sft
@@ -16,6 +17,7 @@ from ludus.trainer.state import named_tensors
 from tests.e2e.runs import make_config, run
 from tests.trainer.examples import same
 
+pytest.importorskip("peft")
 LORA = {"rank": 4}
 
 

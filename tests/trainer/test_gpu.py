@@ -21,6 +21,8 @@ def make_trained(dtype, *, rank=0, **knobs):
     channel = MemoryChannel()
     # heads of 32, as the fused kernel wants them in multiples of 8
     model = make_model(hidden_size=128).to(device="cuda", dtype=dtype)
+    if rank:
+        pytest.importorskip("peft")
     add_adapters(model, LoraConfig(rank=rank), seed=0)
     return make_trainer(model, channel=channel, **{"compile": False} | knobs), channel
 

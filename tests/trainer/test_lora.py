@@ -1,7 +1,6 @@
 import builtins
 import copy
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -15,6 +14,7 @@ from ludus.trainer.state import named_tensors
 from ludus.weights import MemoryChannel
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same
 
+peft = pytest.importorskip("peft")
 IDS = list(range(3, 20))
 
 

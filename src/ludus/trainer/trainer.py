@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed, describe
+from ludus.models.transfer import placed
 from ludus.trainer.archer import Archer
 from ludus.trainer.budget import Budget, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
@@ -314,7 +315,7 @@ class Trainer:
 def _rows(sequences: Seq[Sequence], *, device: torch.device) -> Tensor:
     """Which of `sequences` each of their sampled tokens belongs to, in the order a microbatch has them."""
     counts = torch.tensor([sequence.num_sampled for sequence in sequences])
-    return torch.repeat_interleave(torch.arange(len(sequences)), counts).to(device)
+    return placed(torch.repeat_interleave(torch.arange(len(sequences)), counts), device)
 
 
 def _all_sampled(ids: Seq[int]) -> Sequence:

@@ -30,7 +30,7 @@ from transformers import (
 )
 
 from ludus.errors import ConfigError
-from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape, cover
+from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape, cover, share_calls
 from ludus.models.served import forward, serve
 
 SIZES = {
@@ -66,6 +66,7 @@ def test_sequences_packed_in_any_pieces_over_any_slots_equal_plain_forwards(pair
     slots = sorted(rng.sample(range(12), num))
     sequences = {slot: [rng.randrange(64) for _ in range(rng.randint(1, 40))] for slot in slots}
     cache = KeyValueCache(Shape.of(cached), slots=12, length=40, dtype=torch.float32, device=torch.device("cpu"))
+    cache.call_tokens = rng.choice([0, 3, cache.call_tokens])  # few, some or all pieces share an attention call
     done, logits = dict.fromkeys(slots, 0), {slot: [] for slot in slots}
     with torch.inference_mode():
         while open_slots := [slot for slot in slots if done[slot] < len(sequences[slot])]:
@@ -100,6 +101,17 @@ def test_ranges_cover_every_slot_once_and_reach_its_length(lengths: dict[int, in
     assert read <= sum(lengths.values()) + call_tokens * (len(lengths) - 1), (
         "padding costs less than the calls it saves"
     )
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 300), st.integers(2, 60)), min_size=1, max_size=20), st.integers(0, 20_000))
+def test_every_piece_is_in_one_call_and_padding_costs_less_than_the_calls_it_saves(sizes, call_pairs: int):
+    pieces = [(Piece(slot, start, count), slot * 100) for slot, (start, count) in enumerate(sizes)]
+    calls = share_calls(pieces, call_pairs=call_pairs)
+    assert sorted((piece.slot, first) for call in calls for piece, first in call) == [(p.slot, f) for p, f in pieces]
+    padded = sum(len(call) * max(p.count for p, _ in call) * max(p.end for p, _ in call) for call in calls)
+    needed = sum(piece.count * piece.end for piece, _ in pieces)
+    assert padded <= needed + call_pairs * (len(pieces) - len(calls))
 
 
 def test_a_copied_prefix_continues_like_the_original(pair):

@@ -21,6 +21,8 @@ from transformers import AttentionInterface, PreTrainedModel
 NAME = "ludus_cached"
 CALL_BYTES = {"cpu": 180_000, "cuda": 20_000_000}
 """Keys and values that could be read in the time one more attention call takes; decides how ranges are cut."""
+CALL_QUERIES = 12
+"""Queries that could look at those keys and values in that time; decides which pieces share a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,16 @@ class Shape:
     layers: int
     heads: int
     head_dim: int
+    group: int
+    """Query heads that share one head of keys and values."""
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Shape:
         config = model.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return cls(layers=config.num_hidden_layers, heads=heads, head_dim=head_dim)
+        group = config.num_attention_heads // heads
+        return cls(layers=config.num_hidden_layers, heads=heads, head_dim=head_dim, group=group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,18 @@ class Seen:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     mask: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Pieces that share an attention call, padded to the longest: (pieces, heads, padded queries, head_dim)."""
+
+    num: int
+    slots: Tensor | None  # None: one piece, whose slot is read in place
+    seen: Seen
+    tokens: Tensor  # of the pass, (tokens of these pieces,)
+    spread: Tensor | None  # the pass's token that stands at each place of the padded pieces; None: there is no padding
+    gather: Tensor | None  # where among those each of `tokens` is
 
 
 class KeyValueCache:
@@ -82,6 +99,7 @@ class KeyValueCache:
         self.first_rows = torch.arange(slots * shape.heads, device=device).view(slots, shape.heads) * length
         """Of each slot and head, in the flat cache [slots * heads * length, head_dim] of a layer."""
         self._flat = [x.view(shape.layers, -1, shape.head_dim).unbind(0) for x in (self.keys, self.values)]
+        self.group = shape.group
         token_bytes = 2 * shape.heads * shape.head_dim * dtype.itemsize
         self.call_tokens = CALL_BYTES.get(device.type, CALL_BYTES["cuda"]) // token_bytes
 
@@ -95,11 +113,6 @@ class KeyValueCache:
         """(slots, heads, length, head_dim)"""
         slots = slice(r.first, r.first + r.num)
         keys, values = (x[:, slots, :, : r.length].unbind(0) for x in (self.keys, self.values))
-        return Seen(keys, values, mask)
-
-    def seen_by_piece(self, piece: Piece, mask: Tensor) -> Seen:
-        """(heads, length, head_dim)"""
-        keys, values = (x[:, piece.slot, :, : piece.end].unbind(0) for x in (self.keys, self.values))
         return Seen(keys, values, mask)
 
     def copy(self, source: int, *, target: int, count: int) -> None:
@@ -134,12 +147,16 @@ class Layout:
         self.num_decode = next(prompts, len(pieces))
         decode, prefill = pieces[: self.num_decode], pieces[self.num_decode :]
         self.positions, self.rows = self._places(pieces, one_token_each=not prefill)
-        self.prefill = [(piece, self._seen_by_piece(piece)) for piece in prefill]
         self.decode: list[tuple[int, Seen]] = []
         self.spread: Tensor | None = None
         self.gather: Tensor | None = None
+        self.begun: list[slice] = []
+        """Tokens of the pieces that see nothing but themselves."""
+        self.continued: list[Together] = []
         if decode:
             self._see(decode)
+        if prefill:
+            self._see_pieces(prefill)
 
     def _places(self, pieces: Sequence[Piece], *, one_token_each: bool) -> tuple[Tensor, Tensor]:
         """Position of each token, (tokens,), and rows of the flat cache for each token and head, (tokens * heads,)."""
@@ -171,12 +188,37 @@ class Layout:
             self.spread = self._tensor([token_of.get(slot, 0) for slot in every])
             self.gather = self._tensor([i for i, slot in enumerate(every) if slot in token_of])
 
-    def _seen_by_piece(self, piece: Piece) -> Seen | None:
-        """None: everything the piece sees is in this pass."""
-        if piece.start == 0:
-            return None
+    def _see_pieces(self, pieces: Sequence[Piece]) -> None:
+        first, continued = self.num_decode, []
+        for piece in pieces:
+            if piece.start:
+                continued.append((piece, first))
+            else:
+                self.begun.append(slice(first, first + piece.count))
+            first += piece.count
+        if continued:
+            assert self.cache is not None, "what precedes a piece is in its slot"
+            budget = self.cache.call_tokens * CALL_QUERIES
+            self.continued = [self._together(each) for each in share_calls(continued, call_pairs=budget)]
+
+    def _together(self, pieces: Sequence[tuple[Piece, int]]) -> Together:
+        """`pieces`: each with the number of its first token in the pass."""
         assert self.cache is not None, "what precedes a piece is in its slot"
-        return self.cache.seen_by_piece(piece, self._hide(piece.end, range(piece.start + 1, piece.end + 1)))
+        count, length = max(piece.count for piece, _ in pieces), max(piece.end for piece, _ in pieces)
+        ends = [min(piece.start + i, piece.end - 1) + 1 for piece, _ in pieces for i in range(count)]
+        mask = self._hide(length, ends).view(len(pieces), 1, count, length)
+        mask = mask.repeat_interleave(self.cache.group, dim=2) if self.cache.group > 1 else mask
+        slots = [piece.slot or 0 for piece, _ in pieces]
+        seen = self.cache.seen_by_range(Range(slots[0], 1, length), mask)
+        tokens = self._tensor([first + i for piece, first in pieces for i in range(piece.count)])
+        if len(pieces) == 1:
+            return Together(1, None, seen, tokens, None, None)
+        seen = self.cache.seen_by_range(Range(0, len(self.cache.first_rows), length), mask)
+        if len(tokens) == len(ends):
+            return Together(len(pieces), self._tensor(slots), seen, tokens, None, None)
+        spread = self._tensor([first + min(i, piece.count - 1) for piece, first in pieces for i in range(count)])
+        gather = self._tensor([n * count + i for n, (piece, _) in enumerate(pieces) for i in range(piece.count)])
+        return Together(len(pieces), self._tensor(slots), seen, tokens, spread, gather)
 
     def _hide(self, length: int, ends: Sequence[int]) -> Tensor:
         """An additive mask (len(ends), length) that hides what lies at or beyond each end."""
@@ -189,21 +231,36 @@ class Layout:
         query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
         if self.cache is not None:
             self.cache.write(layer, self.rows, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
-        if not self.prefill:
+        if not self.begun and not self.continued:
             return _decode(query, layer=layer, scaling=scaling, layout=self).reshape(num, -1, head_dim)
-        outputs = [_decode(query[: self.num_decode], layer=layer, scaling=scaling, layout=self)] if self.decode else []
-        first = self.num_decode
-        for piece, seen in self.prefill:
-            rows = slice(first, first := first + piece.count)
-            if seen is None:
-                keys, values, mask = key[rows].transpose(0, 1), value[rows].transpose(0, 1), None
-            else:
-                keys, values, mask = seen.keys[layer], seen.values[layer], seen.mask
-            outputs.append(_prefill(query[rows], keys, values, mask=mask, scaling=scaling))
-        return torch.cat(outputs).reshape(num, -1, head_dim)
+        output = torch.empty_like(query)
+        if self.decode:
+            mine = slice(0, self.num_decode)
+            output[mine] = _decode(query[mine], layer=layer, scaling=scaling, layout=self)
+        for rows in self.begun:
+            output[rows] = _begin(query[rows], key[rows], value[rows], scaling=scaling)
+        for pieces in self.continued:
+            output.index_copy_(0, pieces.tokens, _continue(query, pieces, layer=layer, scaling=scaling))
+        return output.reshape(num, -1, head_dim)
 
     def _tensor(self, values: Sequence[int]) -> Tensor:
         return torch.tensor(values, device=self._device)
+
+
+def share_calls(pieces: Iterable[tuple[Piece, int]], *, call_pairs: int) -> list[list[tuple[Piece, int]]]:
+    """Pieces of similar length together, while padding them costs less than one more call. Costs are in pairs of a query and a key."""
+    calls: list[list[tuple[Piece, int]]] = []
+    cost = count = 0
+    for piece, first in sorted(pieces, key=lambda each: each[0].end):
+        longer = max(count, piece.count)
+        padded = (len(calls[-1]) + 1) * longer * piece.end if calls else 0
+        if calls and padded - cost <= call_pairs + piece.count * piece.end:
+            calls[-1].append((piece, first))
+            cost, count = padded, longer
+        else:
+            calls.append([(piece, first)])
+            cost, count = piece.count * piece.end, piece.count
+    return calls
 
 
 def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Range]:
@@ -250,12 +307,29 @@ def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Ten
     return output if layout.gather is None else output.index_select(0, layout.gather)
 
 
-def _prefill(query: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, scaling: float) -> Tensor:
-    """query: (tokens, heads, group, head_dim); keys, values: (heads, length, head_dim), seen by each query head of the group."""
+def _begin(query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
+    """query: (tokens, heads, group, head_dim); keys, values: (tokens, heads, head_dim), seen by each query head of the group."""
     query = query.permute(1, 2, 0, 3)
-    keys, values = (x[:, None].expand(-1, query.shape[1], -1, -1) for x in (keys, values))
-    output = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, is_causal=mask is None, scale=scaling)
+    keys, values = (x.transpose(0, 1)[:, None].expand(-1, query.shape[1], -1, -1) for x in (keys, values))
+    output = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
     return output.permute(2, 0, 1, 3)
+
+
+def _continue(query: Tensor, pieces: Together, *, layer: int, scaling: float) -> Tensor:
+    """As in `_decode`, the query heads that share keys are rows of one product. Keys and values of several slots are copied together:
+    they are read by many queries each."""
+    _, heads, group, head_dim = query.shape
+    query = query.index_select(0, pieces.tokens if pieces.spread is None else pieces.spread)
+    query = query.view(pieces.num, -1, heads, group, head_dim).transpose(
+        1, 2
+    )  # (pieces, heads, queries, group, head_dim)
+    keys, values = pieces.seen.keys[layer], pieces.seen.values[layer]
+    if pieces.slots is not None:
+        keys, values = (x.index_select(0, pieces.slots) for x in (keys, values))
+    rows = query.reshape(pieces.num, heads, -1, head_dim)
+    output = F.scaled_dot_product_attention(rows, keys, values, attn_mask=pieces.seen.mask, scale=scaling)
+    output = output.view(pieces.num, heads, -1, group, head_dim).transpose(1, 2).reshape(-1, heads, group, head_dim)
+    return output if pieces.gather is None else output.index_select(0, pieces.gather)
 
 
 # No mask function beside it: Transformers then makes no mask, which is what `attend` expects.

@@ -23,25 +23,25 @@ _LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 def fuse(model: PreTrainedModel) -> bool:
     """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind."""
     layers: Any = getattr(model.base_model, "layers", None)
-    if not layers or not all(_recognised(layer) for layer in layers):
+    if not layers or not all(recognised(layer) for layer in layers):
         return False
     for layer in layers:
         layer.self_attn.joined = _Joined.of([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
         layer.mlp.joined = _Joined.of([layer.mlp.gate_proj, layer.mlp.up_proj])
-        layer.self_attn.__class__ = _swapped(type(layer.self_attn), _Attention)
-        layer.mlp.__class__ = _swapped(type(layer.mlp), _Mlp)
-        layer.__class__ = _swapped(type(layer), _Layer)
+        layer.self_attn.__class__ = swapped(type(layer.self_attn), _Attention)
+        layer.mlp.__class__ = swapped(type(layer.mlp), _Mlp)
+        layer.__class__ = swapped(type(layer), _Layer)
     return True
 
 
-def unfuse(model: PreTrainedModel) -> None:
+def unswap(model: PreTrainedModel) -> None:
     """The classes as they were. Weights stay views of the joined ones, which changes nothing."""
     for module in model.modules():
         if (original := getattr(type(module), "original", None)) is not None:
             module.__class__ = original
 
 
-def _recognised(layer: nn.Module) -> bool:
+def recognised(layer: nn.Module) -> bool:
     if not all(hasattr(layer, name) for name in _LAYER):
         return False
     attention: Any = layer.self_attn
@@ -57,7 +57,7 @@ def _recognised(layer: nn.Module) -> bool:
     )
 
 
-def _swapped(original: type, mixin: type) -> type:
+def swapped(original: type, mixin: type) -> type:
     if issubclass(original, mixin):  # a copy of a fused model
         return original
     return type(f"Fused{original.__name__}", (mixin, original), {"original": original})
@@ -92,30 +92,21 @@ class _Joined:
 
 
 class _Attention(nn.Module):
-    """`layout` or `paged`, whichever the engine passes, knows where keys and values go and what each token sees."""
-
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        layout: Any = None,
-        paged: Any = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
+    def attended(self, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any) -> Tensor:
+        """(tokens, hidden) -> (tokens, heads * head_dim), before the projection out. `place` knows where keys and values go and what each
+        token sees."""
         this: Any = self
-        tokens, dim = hidden_states.shape[1], this.head_dim
+        tokens, dim = x.shape[0], this.head_dim
         heads = [projection.out_features // dim for projection in (this.q_proj, this.k_proj, this.v_proj)]
-        joined = this.joined(hidden_states[0]).view(tokens, -1, dim)
-        cos, sin = position_embeddings
+        joined = this.joined(x).view(tokens, -1, dim)
         if hasattr(this, "q_norm"):
             query, key, value = joined.split(heads, dim=1)
-            query, key = (_rotate(x.contiguous(), cos[0], sin[0]) for x in (this.q_norm(query), this.k_norm(key)))
+            query, key = (_rotate(part.contiguous(), cos, sin) for part in (this.q_norm(query), this.k_norm(key)))
         else:
-            rotated = _rotate(joined[:, : heads[0] + heads[1]], cos[0], sin[0])
+            rotated = _rotate(joined[:, : heads[0] + heads[1]], cos, sin)
             (query, key), value = rotated.split(heads[:2], dim=1), joined[:, heads[0] + heads[1] :]
-        place = paged if paged is not None else layout
-        out = place.attended(query, key, value, layer=this.layer_idx, scaling=this.scaling)
-        return this.o_proj(out.reshape(1, tokens, -1)), None
+        out: Tensor = place.attended(query, key, value, layer=this.layer_idx, scaling=this.scaling)
+        return out.reshape(tokens, -1)
 
 
 class _Mlp(nn.Module):
@@ -126,13 +117,44 @@ class _Mlp(nn.Module):
 
 
 class _Layer(nn.Module):
-    def forward(self, hidden_states: Tensor, **passed: Any) -> Tensor:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        layout: Any = None,
+        paged: Any = None,
+        **_: Any,
+    ) -> Tensor:
+        """As Transformers calls it; `layout` or `paged`, whichever the engine passes."""
+        cos, sin = position_embeddings
+        return self.computed(hidden_states[0], cos[0], sin[0], place=paged if paged is not None else layout)[None]
+
+    def computed(self, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any, rows: Tensor | None = None) -> Tensor:
+        """(tokens, hidden) -> (rows, hidden): behind the attention, only the `rows` that anybody reads."""
         this: Any = self
-        normed = _rms_norm(hidden_states, this.input_layernorm)
-        attended, _ = this.self_attn.forward(hidden_states=normed, **passed)
-        summed, normed = _add_rms_norm(hidden_states, attended, this.post_attention_layernorm)
+        attended = this.self_attn.attended(_rms_norm(x, this.input_layernorm), cos, sin, place=place)
+        if rows is not None:
+            x, attended = (part.index_select(0, rows) for part in (x, attended))
+        summed, normed = _add_rms_norm(x, this.self_attn.o_proj(attended), this.post_attention_layernorm)
         out: Tensor = summed + this.mlp.forward(normed)
         return out
+
+
+def is_fused(model: PreTrainedModel) -> bool:
+    layers: Any = getattr(model.base_model, "layers", None)
+    return bool(layers) and isinstance(layers[0], _Layer)
+
+
+def logits(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, place: Any, keep: Tensor | None) -> Tensor:
+    """(len(keep), vocabulary), of a fused model: what its own forward pass does, without what that does for others."""
+    decoder: Any = model.base_model
+    hidden = decoder.embed_tokens(ids)
+    cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=positions[None]))
+    last = len(decoder.layers) - 1
+    for number, layer in enumerate(decoder.layers):
+        hidden = layer.computed(hidden, cos, sin, place=place, rows=keep if number == last else None)
+    out: Tensor = model.get_output_embeddings()(_rms_norm(hidden, decoder.norm))
+    return out
 
 
 # ------------------------------------------------------------------------------------------------ one operation, on either device

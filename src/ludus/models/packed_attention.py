@@ -24,6 +24,8 @@ from ludus.models.transfer import placed
 from ludus.models.tree_attention import tree_attention, tree_mask
 
 NAME = "ludus_packed"
+LONGEST_MASK = 2048
+"""Above this a mask of all pairs costs more memory (16 MiB) than it saves time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Segments:
 
     Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
     `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
-    On a GPU `tree` is the same as FlexAttention's mask.
+    On a GPU `tree` is the same as FlexAttention's mask; on a CPU `own` says how many tokens at the end of each sequence are not shared
+    with the one before it, and `past` is the causal mask of the longest.
     """
 
     lengths: tuple[int, ...]
@@ -40,6 +43,8 @@ class Segments:
     spread: Tensor | None = None  # int64 (sum of lengths,)
     gather: Tensor | None = None  # int64 (N,)
     tree: Any = None  # a BlockMask
+    own: tuple[int, ...] | None = None
+    past: Tensor | None = None  # (longest, longest)
 
     @classmethod
     def of(
@@ -56,6 +61,10 @@ class Segments:
         if spread is None or gather is None or len(gather) == len(spread):  # nothing is shared
             return cls(tuple(lengths), placed(sums, device))
         places = [placed(torch.from_numpy(each.astype(np.int64)), device) for each in (spread, gather)]
+        if torch.device(device).type == "cpu" and max(lengths) <= LONGEST_MASK:
+            past = torch.full((max(lengths), max(lengths)), -torch.inf).triu_(1)
+            own = np.add.reduceat(np.isin(np.arange(len(spread)), gather), sums[:-1].numpy(), dtype=int)
+            return cls(tuple(lengths), sums, places[0], places[1], own=tuple(own.tolist()), past=past)
         tree = None if ends is None or torch.device(device).type == "cpu" else tree_mask(ends, device=device)
         return cls(tuple(lengths), placed(sums, device), places[0], places[1], tree)
 
@@ -96,6 +105,9 @@ def _attend(
     half = value.is_cuda and value.dtype != torch.float32
     if half and segments.tree is not None:
         return tree_attention(query, key, value, scaling=scaling, mask=segments.tree), None
+    if segments.own is not None and segments.spread is not None:
+        key, value = (tensor.index_select(2, segments.spread) for tensor in (key, value))
+        return _branches(query, key, value, scaling, segments), None
     if segments.spread is not None:
         query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
     out = (_fused if half else _looped)(query, key, value, scaling, segments)
@@ -107,6 +119,25 @@ def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, se
     slicing would add a row-sized gradient for every sequence."""
     queries, keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (query, key, value))
     parts = [_causal(q, k, v, scaling) for q, k, v in zip(queries, keys, values, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+def _branches(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    """As `_looped`, but a sequence asks only with the tokens that it does not share with the one before: the others' answers are there."""
+    assert segments.own is not None, "made for a CPU"
+    assert segments.past is not None, "made for a CPU"
+    past = segments.past.to(query.dtype)
+    keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (key, value))
+    grouped = query.shape[1] != key.shape[1]
+    parts = [
+        F.scaled_dot_product_attention(
+            q, k, v, attn_mask=past[n - own : n, :n], scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+        for q, k, v, n, own in zip(
+            query.split(segments.own, dim=2), keys, values, segments.lengths, segments.own, strict=True
+        )
+        if own
+    ]
     return torch.cat(parts, dim=1)
 
 

@@ -10,11 +10,13 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError, border
 from ludus.models.cached_attention import NAME, KeyValueCache, Layout, Piece, Shape
-from ludus.models.fused import fuse, unfuse
+from ludus.models.fused import fuse, is_fused, logits, unswap
 
 
 def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor | None = None) -> Tensor:
     """Logits (len(keep), vocabulary) of the packed tokens `ids` at the rows `keep`; None: at all rows."""
+    if is_fused(model):
+        return logits(model, ids, positions=layout.positions, place=layout, keep=keep)
     output = model(
         input_ids=ids[None],
         position_ids=layout.positions[None],
@@ -22,8 +24,8 @@ def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor
         logits_to_keep=0 if keep is None else keep,
         layout=layout,
     )
-    logits: Tensor = output.logits[0]
-    return logits
+    plain: Tensor = output.logits[0]
+    return plain
 
 
 Replay = Callable[[PreTrainedModel, Tensor], Tensor]
@@ -48,7 +50,7 @@ def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, rep
         if fuse(model):
             if _gap(model, ids, expected, replay=replay or _replay) <= tolerance:
                 return True
-            unfuse(model)
+            unswap(model)
         gap = _gap(model, ids, expected, replay=replay or _replay)
     if not expected.isfinite().all():
         raise ConfigError(

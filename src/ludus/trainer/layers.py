@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
+from ludus.models.fused import unswap
 from ludus.models.packed_attention import outside_of_compilation
 
 
@@ -25,6 +26,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 def compile_layers(model: PreTrainedModel) -> None:
     """One compilation serves all layers and lengths. Attention stays outside: its kernels are compiled already, and a row's segments,
     which are new in every microbatch, would be taken for constants."""
+    unswap(model)  # lean layers are for those who do without a compiler
     outside_of_compilation()
     for layer in _layers(model, knob="compile"):
         layer.compile(dynamic=True)

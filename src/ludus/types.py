@@ -249,10 +249,11 @@ class Trajectory:
     @property
     def oldest_version(self) -> int | None:
         """The oldest version of the current policy among the sampled tokens; None when nothing was sampled."""
-        current_turns = [turn.index for turn in self.turns if turn.policy == CURRENT]
+        foreign = [turn.index for turn in self.turns if turn.policy != CURRENT]
         oldest: int | None = None
         for sequence in self.sequences:
-            versions = sequence.versions[sequence.sampled & np.isin(sequence.turns, current_turns)]
+            own = sequence.sampled & ~np.isin(sequence.turns, foreign) if foreign else sequence.sampled
+            versions = sequence.versions[own]
             if len(versions):
                 oldest = int(versions.min()) if oldest is None else min(oldest, int(versions.min()))
         return oldest

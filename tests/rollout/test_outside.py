@@ -124,6 +124,8 @@ def test_it_hears_the_policys_turns_with_every_call_answered(guess):
     assert calls
     assert "" not in calls
     assert sorted(results) == sorted(calls), "a strict server refuses a call without a result"
+    said = [message.content for message in told if message.role == "tool"]
+    assert "not carried out" not in said, "and each result is what the world said to that call"
 
 
 def test_what_is_too_long_in_the_policys_tokens_is_cut_there_and_ends_the_session(echo):

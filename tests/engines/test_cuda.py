@@ -211,3 +211,55 @@ def test_a_model_of_an_unknown_kind_is_served_as_transformers_has_it(monkeypatch
 
     play(model, conversations=6, check=check)
     assert max(gaps) < 1e-4
+
+
+def test_with_few_pages_the_youngest_give_way_and_their_logprobs_are_those_of_a_forward_pass():
+    from ludus.engines.cuda import memory_of
+    from ludus.models.cached_attention import Shape
+    from ludus.models.paged_attention import page_bytes
+
+    model = make("qwen2")
+    share = 24 * page_bytes(Shape.of(model), dtype=torch.float32) / memory_of(model.device)
+    prompts = [[7 + i] * 60 for i in range(8)]
+
+    async def main():
+        async with embedded(model, max_tokens=512, max_running=8, max_cached=8, memory=share) as engine:
+            calls = (
+                engine.generate(ids, sampling=Sampling(max_tokens=200, seed=i), session_id=str(i))
+                for i, ids in enumerate(prompts)
+            )
+            completions = await asyncio.gather(*calls)
+            return completions, engine.stats(), engine._policies.num_pages
+
+    completions, stats, num_pages = asyncio.run(main())
+    assert num_pages == 24 - 1 - 9
+    assert stats.preempted > 0
+    for ids, completion in zip(prompts, completions, strict=True):
+        rows = logprobs_of(model, [*ids, *completion.ids])[len(ids) - 1 : -1]
+        gaps = [abs(row[t].item() - p) for row, t, p in zip(rows, completion.ids, completion.logprobs, strict=True)]
+        assert max(gaps) < 1e-4
+
+
+def test_a_pass_that_runs_out_of_memory_once_goes_on_with_half_the_cache_and_new_graphs(monkeypatch):
+    from ludus.engines.cuda import CudaPolicies
+
+    model, real, calls = make("llama"), CudaPolicies.run, []
+
+    def run(self, planned, **options):
+        calls.append(planned)
+        if len(calls) == 3:
+            raise torch.OutOfMemoryError("as ordered")
+        return real(self, planned, **options)
+
+    monkeypatch.setattr(CudaPolicies, "run", run)
+    ids = list(range(1, 90))
+
+    async def main():
+        async with embedded(model, max_tokens=256, max_running=4, max_cached=4) as engine:
+            return await engine.generate(ids, sampling=Sampling(max_tokens=60, seed=1), session_id="a")
+
+    with pytest.warns(UserWarning, match="half the cache"):
+        completion = asyncio.run(main())
+    rows = logprobs_of(model, [*ids, *completion.ids])[len(ids) - 1 : -1]
+    gaps = [abs(row[t].item() - p) for row, t, p in zip(rows, completion.ids, completion.logprobs, strict=True)]
+    assert max(gaps) < 1e-4

@@ -5,7 +5,7 @@ trained; only pipeline.max_staleness differs. A call into the environment is Par
 The sides take turns; the ratio is of trajectories trained per second, after the first steps, in which kernels are compiled.
 
     python benchmarks/pipeline.py --repeats 3 --steps 12                 # the tiny model and a fake world, on one thread
-    python benchmarks/pipeline.py --device cuda --repeats 1 --steps 24   # a 0.5B shape, warm started, in textcraft
+    python benchmarks/pipeline.py --device cuda --repeats 1 --steps 14   # a 0.5B shape, warm started, in textcraft
     python benchmarks/pipeline.py --device cuda --model smollm2-135m     # where its weights are at hand
 
 Told beside it: how busy the GPU was (nvidia-smi), engine and trainer by their own clocks, how long a load keeps generation waiting, and
@@ -120,7 +120,7 @@ def run_config(
             "engine": {"max_running": min(512, sessions), "max_cached": sessions} if on_gpu else {},
             "pipeline": {"steps": given.steps, "groups_per_step": given.groups, "max_staleness": bound},
             "algorithm": {"filter": "none"},  # a poor model seldom scores: every group is trained all the same
-            "trainer": {"lr": 1e-5, **({"microbatch_tokens": 32768} if on_gpu else {})},
+            "trainer": {"lr": 1e-5, **({"microbatch_tokens": 32768, "compile": False} if on_gpu else {})},
             "sft": {
                 "num_trajectories": 128,
                 "mistakes": 0.3,

@@ -10,7 +10,7 @@
 
 Every world here is a corridor. What makes it a case is the player who is cloned first: how often he is right, quarter by quarter. Where he
 is right more often than not, a policy only has to become surer; where he is wrong, it has to change its mind, and can do so only where it
-meets a reward. In each case one thing differs between the arms, and nothing was tuned arm by arm; a method's own settings are its preset's.
+meets a reward. In each case one thing differs between the arms. A critic's settings are its preset's, a stale copy's the published ones.
 Budgets count what was played, not what was trained: groups that a filter leaves out cost as much to play as others.
 
     python benchmarks/learning.py --workers 2 > learning.jsonl
@@ -128,7 +128,7 @@ CASES = (
             "fixed 3": {"horizons": {"anywhere": {"turns": [3], "every": 1}}},
             "3, 6, 14": {"horizons": {"anywhere": {"turns": [3, 6, 14], "every": 4}}},
         },
-        budgets=(2500,),
+        budgets=(2500, 5000),
         unit="turns",
     ),
     Case(

@@ -238,9 +238,11 @@ class _Examination:
 
     def source(self) -> str:
         """Where another process finds the class, or nothing."""
-        if self.sandboxed and not self.sandboxes_source():
-            self.facts["sandbox"] = "given by this process alone, so nothing was repeated in another"
-            return ""
+        if self.sandboxed:
+            self.facts["sandbox"] = str(getattr(self.environment, "sandbox", ""))
+            if not self.sandboxes_source():
+                self.facts["sandbox"] += " (of this process alone, so nothing was repeated in another)"
+                return ""
         source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
         if not source:
             note = self.warning if isolation_of(self.environment) == "none" else self.error

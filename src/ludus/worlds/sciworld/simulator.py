@@ -64,6 +64,7 @@ class Simulator:
         self.process.kill()
         self.process.wait()
         self.process.stdin.close()
+        self._gateway._gateway_client.is_connected = False  # or its collector calls the dead, and logs that
 
 
 class Pool:

@@ -4,14 +4,21 @@ import torch
 from ludus.errors import ConfigError
 from ludus.trainer import layers as layers_module
 from ludus.trainer.layers import compiles
-from tests.trainer.examples import make_batch, make_model, make_trainer, weights_of
+from tests.trainer.examples import make_batch, make_model, make_trainer
 
 
-def stepped(**knobs):
+def gradients(**knobs):
+    """Of batches with other lengths each. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
     trainer = make_trainer(make_model(num_hidden_layers=4, attention_dropout=0.5), microbatch_tokens=40, **knobs)
+    found = []
     for step in range(2):
-        trainer.step(make_batch(step, lengths=(9, 30, 17, 6, 22 + step)))
-    return weights_of(trainer)
+        trainer._accumulate(make_batch(step, lengths=(9, 30, 17, 6, 22 + step)).sequences)
+        found += [parameter.grad.clone() for parameter in trainer.model.parameters()]
+    return found
+
+
+def alike(some, others):
+    return all(torch.allclose(one, other, atol=1e-6, rtol=1e-4) for one, other in zip(some, others, strict=True))
 
 
 def kept_elements(trainer):
@@ -26,9 +33,8 @@ def kept_elements(trainer):
     return sum({tensor.data_ptr(): tensor.numel() for tensor in kept}.values())
 
 
-def test_activations_computed_again_give_the_same_weights_and_fewer_are_kept():
-    plain, checkpointed = stepped(), stepped(checkpoint_activations=True)
-    assert all(torch.allclose(plain[name], checkpointed[name], atol=1e-6) for name in plain)
+def test_activations_computed_again_give_the_same_gradients_and_fewer_are_kept():
+    assert alike(gradients(), gradients(checkpoint_activations=True))
     many, few = (kept_elements(make_trainer(checkpoint_activations=on)) for on in (False, True))
     assert few < many
 
@@ -50,12 +56,11 @@ def test_layers_are_compiled_on_a_gpu_and_not_on_a_cpu_unless_somebody_says_othe
 def test_one_compilation_serves_all_layers_and_lengths_with_the_same_numbers(monkeypatch, checkpointed):
     from torch._dynamo.testing import CompileCounter
 
-    counter, plain = CompileCounter(), stepped()
+    counter, plain = CompileCounter(), gradients()
     torch._dynamo.reset()
     compile_module = torch.nn.Module.compile
     monkeypatch.setattr(
         torch.nn.Module, "compile", lambda self, **knobs: compile_module(self, backend=counter, **knobs)
     )
-    compiled = stepped(compile=True, checkpoint_activations=checkpointed)
-    assert all(torch.allclose(plain[name], compiled[name], atol=1e-6) for name in plain)
+    assert alike(plain, gradients(compile=True, checkpoint_activations=checkpointed))
     assert 1 <= counter.frame_count <= 6, "before and after attention; with and without gradient"

@@ -5,7 +5,7 @@ with the same groups, temperature, limits, learning rate and number of optimiser
 same cores with the same number of torch threads, and they take turns; what is timed is the training alone, from before the first
 session to the end of the last optimiser step. Every repeat starts again from the same weights.
 
-    python benchmarks/versus_trl.py --repeats 3 --steps 8 --threads 2
+    python benchmarks/versus_trl.py --repeats 3 --steps 16 --threads 2
 """
 
 from __future__ import annotations
@@ -328,7 +328,9 @@ def summary(mode: str, rounds: list[dict[str, Measured]], work: Work) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument(
+        "--steps", type=int, default=16, help="few steps count the first, when nothing is trained yet, for much"
+    )
     parser.add_argument("--threads", type=int, default=2, help="cores and torch threads of each side")
     options = parser.parse_args()
     if importlib.util.find_spec("trl") is None:

@@ -253,7 +253,6 @@ class Loop:
                 self._free()
                 continue
             await self._step(groups, batch, wait_s=time.monotonic() - began)
-            self._free()
             await self._milestones(sides)
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
@@ -324,13 +323,16 @@ class Loop:
             self.loaded_version = version
             if self.refresh is not None:
                 await self.refresh(version)
+        self._free()  # the next groups start while the probe looks; if it finds a fault, they end with the run
         with self._ledger.during("probe"):
             return await self.probe()
 
     async def probe(self) -> float:
         """Largest logprob gap between engine and trainer on the probe prompt."""
-        ours = await self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids))
-        theirs = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
+        ours, theirs = await asyncio.gather(
+            self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids)),
+            self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature),
+        )
         gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
         if not gap <= self.probe_tolerance:  # NaN fails too
             raise EngineFailed(

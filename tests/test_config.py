@@ -62,7 +62,10 @@ def test_a_wrong_choice_gets_the_near_one():
 
 
 def test_a_value_where_a_section_belongs_is_told_its_keys():
-    with pytest.raises(ConfigError, match=r"trainer: expected a section with keys betas, checkpoint_activations, compile, decay, lr.*got 5"):
+    with pytest.raises(
+        ConfigError,
+        match=r"trainer: expected a section with keys betas, checkpoint_activations, compile, decay, lr.*got 5",
+    ):
         parse_config({"trainer": 5})
 
 

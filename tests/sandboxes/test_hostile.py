@@ -213,7 +213,9 @@ def test_a_fork_bomb_stays_within_its_number_of_processes(sandbox):
     forks = "i=0; while [ $i -lt 200 ]; do sleep 3 & i=$((i + 1)); done; ls /proc | grep -c '^[0-9]*$'"
     done = sandbox.run(forks, limits=Limits(time_s=2))
     assert "fork" in done.stderr
-    assert wait_for(lambda: sandbox.run("true").ok)  # in a container they go on sleeping, and the next test wants to fork
+    assert wait_for(
+        lambda: sandbox.run("true").ok
+    )  # in a container they go on sleeping, and the next test wants to fork
 
 
 @contained

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from ludus.sandboxes import cgroups, reaper
 from ludus.sandboxes.docker_api import DockerApi
 from ludus.sandboxes.lease import Lease, home_of, is_alive
-from ludus.sandboxes.provider import Sandboxes
+from ludus.sandboxes.provider import Sandboxes, _quietly
 from ludus.sandboxes.sandbox import Need
 from tests.sandboxes.conftest import IMAGE, make_state, need, sleeping, wait_for
 
@@ -176,3 +177,17 @@ def test_a_process_that_ends_without_closing_them_takes_its_sandboxes_along_in_s
     ended = subprocess.run([sys.executable, "-c", opened, str(state)], capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [str(each) for folder in ("labels", "folders", "leases") for each in (state / folder).iterdir()] == []
+
+
+def test_a_sweep_that_closing_cut_short_is_no_fault_and_any_other_is_told(caplog):
+    closed = threading.Event()
+
+    def fails():
+        raise OSError("the service is gone")
+
+    _quietly(fails, unless=closed)
+    assert "the service is gone" in caplog.text
+    caplog.clear()
+    closed.set()
+    _quietly(fails, unless=closed)
+    assert not caplog.text

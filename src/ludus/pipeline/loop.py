@@ -253,6 +253,7 @@ class Loop:
                 self._free()
                 continue
             await self._step(groups, batch, wait_s=time.monotonic() - began)
+            self._free()
             await self._milestones(sides)
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
@@ -323,7 +324,8 @@ class Loop:
             self.loaded_version = version
             if self.refresh is not None:
                 await self.refresh(version)
-        self._free()  # the next groups start while the probe looks; if it finds a fault, they end with the run
+        if version < self.pipeline.steps:
+            self._free()  # the next groups start while the probe looks; if it finds a fault, they end with the run
         with self._ledger.during("probe"):
             return await self.probe()
 

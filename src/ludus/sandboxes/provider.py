@@ -152,7 +152,7 @@ class Sandboxes:
     def _keep_sweeping(self, stop: threading.Event) -> None:
         while not stop.is_set():
             if (lease := self._lease) is not None:
-                _quietly(partial(self._sweep, lease))
+                _quietly(partial(self._sweep, lease), unless=stop)
             stop.wait(SWEEP_S)
 
     def _find_holder(self) -> Holder:
@@ -177,8 +177,11 @@ class Sandboxes:
             return self._container_api()
 
 
-def _quietly(work: Callable[[], Any]) -> None:
+def _quietly(work: Callable[[], Any], *, unless: threading.Event | None = None) -> None:
+    """`unless`: set where the provider was closed meanwhile, and took the service from under the work."""
     try:
         work()
     except (LudusError, OSError) as error:
+        if unless is not None and unless.is_set():
+            return
         _log.warning("a sandbox could not be removed, the next sweep tries again: %s", error)

@@ -42,7 +42,7 @@ def container_service() -> Iterator[Path]:
     with (folder / "log").open("w") as log:
         service = subprocess.Popen(
             [*command, "system", "service", "--time=0", f"unix://{socket}"],
-            env=environment, stdout=log, stderr=log, start_new_session=True,
+            env=environment, stdout=log, stderr=log, start_new_session=True, cwd=folder,  # where conmon leaves a file "oom"
         )  # fmt: skip
     try:
         if (

@@ -84,7 +84,8 @@ def test_every_arm_of_every_case_is_a_run_that_is_accepted(arms, tmp_path):
     for case in (*learning.CASES, *multitask.CASES):
         whole, _ = arms.ready(case)
         for sections in whole.arms.values():
-            arms.run_config(whole, folder=tmp_path, model="tiny", name="x", seed=1, sections=sections)
+            config = arms.run_config(whole, folder=tmp_path, model="tiny", name="x", seed=1, sections=sections)
+            assert config.environments, "a run plays something"
 
 
 WORLDS = [("Learnt", "learning.py"), ("Anywhere", "learning.py"), ("Loud", "multitask.py")]

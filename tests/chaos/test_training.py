@@ -10,12 +10,13 @@ import pytest
 from ludus.config import RunConfig, dump_config
 from ludus.sandboxes import reaper
 from ludus.store.run_folder import RunFolder
+from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.types import Stop, Trajectory
 from tests.chaos.plane import Plane, descendants, kill_process, wait_until, words_of
 from tests.e2e.runs import make_config
 
 PATIENCE_S = 120.0
-STEPS = 3
+STEPS = 4
 
 
 class Run:
@@ -31,10 +32,10 @@ class Run:
     def workers(self) -> list[int]:
         return [pid for pid in descendants(self.process.pid) if "worker" in words_of(pid)]
 
-    def num_steps(self) -> int:
+    def can_be_resumed(self) -> bool:
+        """A step's figures are written before its checkpoint, so only the checkpoint tells."""
         assert self.process.poll() is None, self.plane.log("run").read_text()
-        file = self.folder / "metrics.jsonl"
-        return file.read_text().count("\n") if file.exists() else 0
+        return latest_checkpoint(self.folder) is not None
 
     def wait_for_sandbox(self) -> int:
         """A worker that hosts a session now."""
@@ -91,7 +92,7 @@ def test_a_killed_run_leaves_nothing_behind_and_resumed_it_goes_on_to_its_end_al
 def kill_a_run(config: RunConfig, plane: Plane) -> set[str]:
     """In the middle of its second step; the trajectories that were on disk by then."""
     run = Run(config, plane)
-    wait_until(lambda: run.num_steps() >= 1, PATIENCE_S, "a step")
+    wait_until(run.can_be_resumed, PATIENCE_S, "a step and its checkpoint")
     run.wait_for_sandbox()
     assert len(run.workers()) == 2
     plane.kill("run")

@@ -14,6 +14,7 @@ import torch
 
 import ludus.models
 from ludus.engines import embedded as embedded_module
+from ludus.engines.plan import Copy
 from ludus.errors import ConfigError, EngineFailed
 from ludus.weights.memory import MemoryChannel
 from tests.engines import plain_kernels
@@ -102,7 +103,16 @@ def test_the_same_seed_says_the_same_whether_it_had_to_give_way_or_not(cuda, mon
     assert tight == roomy
 
 
-def test_siblings_copy_their_prompt_and_a_load_is_seen(cuda):
+def test_copies_go_together_unless_one_reads_or_writes_what_another_wrote(cuda):
+    def copy(source, target):
+        return Copy(0, 0, 1, (source,), (target,))
+
+    one, two, chained, again, last = copy(1, 5), copy(1, 6), copy(6, 7), copy(2, 7), copy(5, 1)
+    assert list(cuda.at_once([one, two, chained, again, last])) == [[one, two], [chained], [again, last]]
+    assert list(cuda.at_once([])) == []
+
+
+def test_siblings_read_their_prompt_in_the_same_pages_and_a_load_is_seen(cuda):
     channel = MemoryChannel()
     other = small_llama(seed=1)
     channel.publish(1, other.state_dict())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,11 +39,20 @@ def make_request(ids: list[int], *, session: str = "a", tokens: int = 3) -> Requ
     return Request(list(ids), Sampling(max_tokens=tokens, stop_ids=(99,)), session)
 
 
-def check_owners(pages: Pages, *, num_slots: int) -> None:
-    owned = [page for slot in range(num_slots) for page in pages.held(slot)]
-    assert len(owned) == len(set(owned)), "no page has two owners"
-    assert 0 not in owned, "page 0 is nobody's"
-    assert len(owned) + pages.num_free == pages.count, "none is lost, and there are never more than the budget's"
+def holders(pages: Pages, *, num_slots: int) -> Counter[int]:
+    """By page, counted from scratch."""
+    return Counter(page for slot in range(num_slots) for page in pages.held(slot))
+
+
+def check_pages(pages: Pages, *, num_slots: int, running: Collection[int]) -> None:
+    held, free = holders(pages, num_slots=num_slots), set(pages._free)
+    assert len(free) == pages.num_free, "no page is free twice"
+    assert not free & held.keys(), "no page is free while anybody holds it"
+    assert free | held.keys() == set(range(1, pages.count + 1)), "none is lost, and page 0 is nobody's"
+    assert all(len(set(pages.held(slot))) == pages.num_held(slot) for slot in range(num_slots))
+    assert pages.num_pinned == len({page for slot in running for page in pages.held(slot)})
+    for slot in range(num_slots):
+        assert set(pages.alone(slot)) == {page for page in pages.held(slot) if held[page] == 1}
 
 
 @dataclass
@@ -62,14 +73,13 @@ class Machine:
     def step(self, *, rng: random.Random) -> None:
         schedule = self.schedule
         plan = schedule.plan()
-        assert schedule.pages is not None
-        check_owners(schedule.pages, num_slots=len(schedule.slots))
+        self.check()
         self.tables.update(plan.tables)
         for request in plan.admitted:
             self.started.setdefault(request, schedule.versions[request.policy])
         for copy in plan.copies:
             contents = [list(self.page(page)) for page in copy.source_pages]
-            assert len(copy.source_pages) == len(copy.target_pages) == schedule.pages.needed(copy.count)
+            assert len(copy.source_pages) == len(copy.target_pages) == 1, "what fills a page is shared, not copied"
             for page, content in zip(copy.target_pages, contents, strict=True):
                 self.memory[page] = content
         for planned in plan.passes:
@@ -77,6 +87,10 @@ class Machine:
                 self.compute(chunk, planned)
             for chunk in planned.chunks:
                 self.advance(chunk, planned, rng)
+
+    def check(self) -> None:
+        slots, pages = self.schedule.slots, self.schedule.pages
+        check_pages(pages, num_slots=len(slots), running=[slot.index for slot in slots if slot.busy])
 
     def compute(self, chunk: Chunk, planned: Pass) -> None:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
@@ -103,7 +117,11 @@ class Machine:
         return [self.page(table[position // TOKENS])[position % TOKENS] for position in range(count)]
 
     def write(self, slot: int, position: int, entry: tuple) -> None:
-        self.page(self.tables[slot][position // TOKENS])[position % TOKENS] = entry
+        page = self.tables[slot][position // TOKENS]
+        assert holders(self.schedule.pages, num_slots=len(self.schedule.slots))[page] == 1, (
+            "nobody writes where two read"
+        )
+        self.page(page)[position % TOKENS] = entry
 
     def run(self, *, rng: random.Random, most: int = 3000) -> None:
         for _ in range(most):
@@ -179,14 +197,88 @@ def test_a_request_that_finds_no_room_waits_and_nobody_overtakes_it():
     assert len(machine.done) == 4
 
 
-def test_a_shared_prompt_is_copied_page_by_page():
-    schedule = make_schedule(count=40, slot_tokens=60)
+def test_siblings_hold_the_pages_of_their_prompt_together_and_copy_only_the_last():
+    schedule = make_schedule(count=40, slot_tokens=60, prefill_tokens=100)
     machine = Machine(schedule)
-    prompt = list(range(MIN_SHARED + 5))
+    prompt = list(range(MIN_SHARED + 6))  # five pages that are full, and one that is not
     for attempt in range(4):
         schedule.add(make_request(prompt, session=str(attempt), tokens=2))
-    machine.run(rng=RNG)
+    machine.step(rng=NEVER_STOPS)
+    machine.step(rng=NEVER_STOPS)
+    first, *others = [schedule.pages.held(slot)[:5] for slot in range(4)]
+    assert others == [first] * 3
+    machine.run(rng=NEVER_STOPS)
     assert schedule.num_reused == 3 * (len(prompt) - 1)
+    assert schedule.pages.num_free == 40 - 5 - 4, "five together, and one each"
+
+
+def test_siblings_fit_where_copies_of_their_prompt_would_not():
+    schedule = make_schedule(count=14, slot_tokens=40, decode_steps=1)
+    machine = Machine(schedule)
+    for attempt in range(4):
+        schedule.add(make_request([5] * 25, session=str(attempt), tokens=4))
+    machine.step(rng=NEVER_STOPS)
+    machine.step(rng=NEVER_STOPS)
+    assert len(schedule.running) == 4, "7 pages each, if each had its own"
+    machine.run(rng=NEVER_STOPS)
+    assert schedule.num_preempted == 0
+    assert len(machine.done) == 4
+
+
+def test_of_what_sessions_had_said_or_heard_before_nine_tenths_are_not_computed_again():
+    schedule = make_schedule(count=200, num_slots=8, max_running=8, slot_tokens=120)
+    machine, seen = Machine(schedule), 0
+    histories = {str(attempt): list(range(30)) for attempt in range(8)}
+    for turn in range(6):
+        for session, history in histories.items():
+            seen += len(history) if turn or session != "0" else 0  # of the first turn, what a sibling had heard
+            schedule.add(make_request(history + [turn], session=session, tokens=6))
+        machine.run(rng=NEVER_STOPS)
+        for request, _ in machine.done[-8:]:
+            histories[request.session_id] = list(request.ids)
+    assert schedule.num_reused > 0.9 * seen
+
+
+def test_a_prompt_of_whole_pages_is_shared_without_a_copy():
+    schedule = make_schedule(count=40, slot_tokens=60)
+    machine = Machine(schedule)
+    for attempt in range(3):
+        schedule.add(make_request([*range(20), attempt], session=str(attempt), tokens=1))
+    machine.step(rng=RNG)
+    assert schedule.plan().copies == ()
+    assert schedule.num_reused == 2 * 20
+
+
+def test_the_leader_may_go_and_its_followers_keep_what_they_share():
+    schedule = make_schedule(count=40, slot_tokens=60)
+    machine = Machine(schedule)
+    leader, *others = [make_request([3] * 21, session=str(i), tokens=9) for i in range(3)]
+    for request in (leader, *others):
+        schedule.add(request)
+    machine.step(rng=NEVER_STOPS)
+    machine.step(rng=NEVER_STOPS)
+    shared = schedule.pages.held(1)[:5]
+    spill = schedule.cancel(leader)
+    assert not set(spill.pages) & set(shared), "what others read is not cleared"
+    machine.check()
+    machine.run(rng=NEVER_STOPS)
+    assert len(machine.done) == 2
+
+
+def test_a_session_that_goes_back_behind_what_it_shares_leaves_the_others_alone():
+    """Its next prompt parts from its last one in the middle of a page that its sibling reads."""
+    schedule = make_schedule(count=40, slot_tokens=60)
+    machine = Machine(schedule)
+    for name in ("goes back", "stays"):
+        schedule.add(make_request([4] * 25, session=name, tokens=1))
+    machine.run(rng=NEVER_STOPS)
+    shared = schedule.pages.held(1)[:6]
+    schedule.add(make_request([4] * 10 + [5] * 10, session="goes back", tokens=1))
+    machine.run(rng=NEVER_STOPS)
+    assert schedule.pages.held(0)[:2] == shared[:2], "two pages are the same for both"
+    assert schedule.pages.held(1)[:6] == shared
+    schedule.add(make_request([4] * 25 + [7, 7], session="stays", tokens=1))
+    machine.run(rng=NEVER_STOPS)
 
 
 def test_a_cancelled_requests_pages_are_free_and_named_to_be_cleared():
@@ -222,7 +314,8 @@ def test_starting_over_with_fewer_pages_loses_no_token():
 def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tokens_it_drew(
     seed, count, steps, prefill
 ):
-    """Sessions of several turns, cancellations, releases, loads; `Machine` checks owners, tables and every cached token."""
+    """Sessions of several turns and with much in common, cancellations, releases, loads; `Machine` checks holders, tables and every
+    cached token."""
     rng = random.Random(seed)
     num_slots = rng.randint(1, 6)
     schedule = make_schedule(
@@ -234,7 +327,8 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
         prefill_tokens=prefill,
     )
     machine, added, cancelled = Machine(schedule), [], set()
-    histories = {str(i): [rng.randrange(2) for _ in range(rng.randint(1, 20))] for i in range(5)}
+    prompt = [rng.randrange(2) for _ in range(24)]
+    histories = {str(i): prompt[: rng.randint(1, 24)] + [rng.randrange(2)] * rng.randint(0, 3) for i in range(5)}
     for _ in range(40):
         event = rng.random()
         if event < 0.45:
@@ -256,6 +350,7 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
             if len(request.ids) < 24:
                 histories[request.session_id] = [*request.ids, rng.randrange(2)]
     machine.run(rng=rng)
+    machine.check()
     served = [request for request, _ in machine.done]
     assert len(served) == len(set(served))
     assert set(added) - cancelled <= set(served)
@@ -277,3 +372,27 @@ def test_pages_never_exceed_their_share_of_the_memory_nor_what_can_be_used(share
 @pytest.mark.parametrize(("budget", "expected"), [(0.5, 4), (1.0, 8), (2.0, 2 * 2**30 // 2**20)])
 def test_a_budget_is_a_share_up_to_one_and_gib_above(budget, expected):
     assert pages_within(budget, total_bytes=8 * 2**20, page_bytes=2**20, most=10**9) == expected
+
+
+EVENTS = st.tuples(st.sampled_from(["grow", "share", "shrink", "pin"]), st.integers(0, 3), st.integers(0, 30))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(EVENTS, max_size=40))
+def test_no_page_is_free_while_anybody_holds_it_and_none_is_lost(events):
+    pages, running = Pages(count=12, tokens=TOKENS, num_slots=4), set()
+    for kind, slot, tokens in events:
+        other = (slot + 1 + tokens % 3) % 4
+        if kind == "grow" and pages.missing(slot, tokens) <= pages.num_free:
+            pages.grow(slot, tokens)
+        elif kind == "share" and not pages.num_held(slot):
+            pages.share(other, target=slot, count=min(tokens // TOKENS, pages.num_held(other)))
+        elif kind == "shrink":
+            pages.shrink(slot, tokens)
+        elif kind == "pin":
+            (pages.unpin if slot in running else pages.pin)(slot)
+            running ^= {slot}
+        check_pages(pages, num_slots=4, running=running)
+    for slot in range(4):
+        pages.shrink(slot, 0)
+    assert pages.num_free == 12

@@ -1,13 +1,13 @@
 """The policies of an embedded engine on a GPU: pages instead of slots in a row, graphs for every pass. Same promise as policies.py.
 
 The pool of pages is allocated once and never moves, and neither do the tables that say whose they are: graphs stay valid while pages
-change hands between two passes. A prefix that another slot holds is copied page by page.
+change hands between two passes. A table may name pages that others name too: what sequences have in common is there once.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -105,7 +105,14 @@ class CudaPolicies(Policies):
     def prepare(self, plan: Plan) -> None:
         if plan.tables:
             self._place(plan.tables)
-        super().prepare(plan)
+        for copies in at_once(plan.copies):
+            pairs = [
+                (source, target)
+                for each in copies
+                for source, target in zip(each.source_pages, each.target_pages, strict=True)
+            ]
+            sources, targets = torch.tensor(pairs, device=self.device).t()
+            self.pages.copy(sources, targets)
 
     def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
         rows = [[*pages, *[0] * (self._each - len(pages))] for pages in tables.values()]
@@ -113,10 +120,6 @@ class CudaPolicies(Policies):
         self._tables[slots] = torch.tensor(rows, dtype=torch.int32).to(self.device)
         for _, decoder in self._passes.values():
             decoder.moved = True
-
-    def copy(self, planned: Copy) -> None:
-        sources, targets = torch.tensor([planned.source_pages, planned.target_pages], device=self.device)
-        self.pages.copy(sources, targets)
 
     def clear(self, spill: Spill) -> None:
         self.pages.clear(torch.tensor(spill.pages, dtype=torch.long, device=self.device))
@@ -182,6 +185,19 @@ class CudaPolicies(Policies):
             )
             self._passes[policy] = (prompter, decoder)
         return self._passes[policy]
+
+
+def at_once(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
+    """The copies in their order, in parts within which none reads or writes a page that an earlier one has written."""
+    part, written = list[Copy](), set[int]()
+    for each in copies:
+        if not written.isdisjoint((*each.source_pages, *each.target_pages)):
+            yield part
+            part, written = [], set()
+        part.append(each)
+        written.update(each.target_pages)
+    if part:
+        yield part
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

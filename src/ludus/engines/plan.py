@@ -62,9 +62,19 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Where the beginning of a prompt is: `kept` tokens in the slot of its own session, or more of it, `num_shared`, in `source`."""
+
+    own: Slot | None
+    kept: int
+    source: Slot | None
+    num_shared: int
+
+
+@dataclass(frozen=True, slots=True)
 class Copy:
-    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed. With pages: from and to these,
-    which may have other owners when the copy is carried out, but nothing new in them yet."""
+    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed. With pages: of those tokens only
+    the ones in `source_pages`; they may have other holders when the copy is carried out, but nothing new in them yet."""
 
     source: int
     target: int
@@ -75,7 +85,8 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Spill:
-    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN."""
+    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN. With pages: of those, the pages that
+    nobody else holds."""
 
     slot: int
     count: int

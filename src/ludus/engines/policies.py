@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ludus.engines.noise import Noise
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Copy, Pass, Plan, Spill
+from ludus.engines.plan import Chunk, Pass, Plan, Spill
 from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
@@ -69,11 +69,8 @@ class Policies:
 
     def prepare(self, plan: Plan) -> None:
         """What must be so before the plan's passes."""
-        for planned in plan.copies:
-            self.copy(planned)
-
-    def copy(self, planned: Copy) -> None:
-        self.cache.copy(planned.source, target=planned.target, count=planned.count)
+        for copied in plan.copies:
+            self.cache.copy(copied.source, target=copied.target, count=copied.count)
 
     def clear(self, spill: Spill) -> None:
         self.cache.clear(spill.slot, count=spill.count)

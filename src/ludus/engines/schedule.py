@@ -2,12 +2,13 @@
 of one policy version serves a request that began under another.
 
 A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
-is new. A first prompt copies what another slot of the same policy and version already holds: siblings of a group share all of it,
+is new. A first prompt gets what another slot of the same policy and version already holds: siblings of a group share all of it,
 sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk.
 
-With `pages` a slot owns as many of them as its tokens need, and takes more as it grows. Where none is free, sessions that are between two
-turns lose what was kept for them, the least recently used first; then the youngest running request gives way: it goes back to the head
-of the queue with every token it has, and is computed again. The oldest never gives way, so everything ends.
+With `pages` a slot holds as many of them as its tokens need, and takes more as it grows; what two slots have in common is in pages that
+both hold, up to the last that is full. Where none is free, sessions that are between two turns lose what was kept for them, the least
+recently used first; then the youngest running request gives way: it goes back to the head of the queue with every token it has, and is
+computed again. The oldest never gives way, so everything ends.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Copy, Pass, Plan, Request, Slot, Spill
+from ludus.engines.plan import Chunk, Copy, Found, Pass, Plan, Request, Slot, Spill
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 
 MIN_SHARED = 16
-"""Tokens of a prompt worth copying from another slot; below, computing them is as cheap."""
+"""Tokens of a prompt worth having from another slot; below, computing them is as cheap."""
 
 
 class Schedule:
@@ -91,7 +92,7 @@ class Schedule:
         if request.slot is None:
             return None
         index = request.slot.index
-        spill = Spill(index, request.slot.length, self.pages.held(index) if self.pages else ())
+        spill = Spill(index, request.slot.length, self.pages.alone(index) if self.pages else ())
         self._forget(self._vacate(request))
         return spill
 
@@ -113,10 +114,14 @@ class Schedule:
     def plan(self) -> Plan:
         copies = [copy for request in self.running if (copy := self._follow(request))]
         admitted = []
-        while self.waiting and len(self.running) < self.max_running and self._has_room(self.waiting[0]):
+        while self.waiting and len(self.running) < self.max_running:
+            found = self._find(self.waiting[0])
+            if not self._has_room(self.waiting[0], found):
+                break
             request = self.waiting.popleft()
             admitted.append(request)
-            copies.extend(self._admit(request))
+            if copy := self._admit(request, found):
+                copies.append(copy)
         passes = tuple(self._passes())
         return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
@@ -160,40 +165,47 @@ class Schedule:
         assert slot is not None, "a running request has a slot"
         self.running.remove(request)
         request.slot, request.leader, slot.busy = None, None, False
+        if self.pages:
+            self.pages.unpin(slot.index)
         slot.ids = slot.ids.copy()  # until now the request's own list
         return slot
 
-    def _admit(self, request: Request) -> list[Copy]:
-        """Gives the request a slot, with as much of its prompt in it as any slot of its policy and version holds or is computing."""
-        version = self.versions[request.policy]
+    def _find(self, request: Request) -> Found:
+        """Where as much of the prompt as possible is, or is being computed, under the request's policy and version."""
         own = self._own_slot(request)
         kept = self._usable(own, request) if own else 0
         source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED)
-        slot = own or self._free_slot()
-        if self.pages:
-            self._make_room(slot, request, spared=source)
-        ready = min(num_shared, source.length) if source else 0
-        copies = []
-        if source is slot:
-            kept = ready
-        elif source and ready == num_shared:
-            copies.append(self._copy(source, slot, num_shared))
-            kept = num_shared
-        elif source:
-            request.leader, request.num_shared = source, num_shared
-        self._occupy(slot, request, version=version, length=kept)
-        return copies
+        return Found(own, kept, source, num_shared)
 
-    def _occupy(self, slot: Slot, request: Request, *, version: int, length: int) -> None:
+    def _admit(self, request: Request, found: Found) -> Copy | None:
+        """Gives the request a slot with what was found for it, at once or when its leader has computed it."""
+        slot, source, count = found.own or self._free_slot(), found.source, found.num_shared
+        kept = 0 if source else found.kept
+        if source is slot:
+            source, kept = None, count
+        is_ready = source is not None and source.length >= count
+        kept = self._trim(slot, kept)
+        copy = None
+        if source and is_ready:
+            copy, kept = self._lend(source, slot, count), count
+        elif source:
+            request.leader, request.num_shared = source, count
+        self._make_room(slot, request)
+        self._occupy(slot, request, length=kept)
+        return copy
+
+    def _occupy(self, slot: Slot, request: Request, *, length: int) -> None:
         self._clock += 1
-        slot.policy, slot.version, slot.session_id = request.policy, version, request.session_id
+        slot.policy, slot.version, slot.session_id = request.policy, self.versions[request.policy], request.session_id
         slot.ids, slot.length, slot.busy, slot.used = request.ids, length, True, self._clock
         request.slot = slot
+        if self.pages:
+            self.pages.pin(slot.index)
         self.num_reused += length
         self.running.append(request)
 
     def _follow(self, request: Request) -> Copy | None:
-        """The copy a request was waiting for, once its leader has computed it; a leader that is gone leaves the request on its own."""
+        """What a request was waiting for, once its leader has computed it; a leader that is gone leaves the request on its own."""
         leader, slot, count = request.leader, request.slot, request.num_shared
         if leader is None or slot is None:
             return None
@@ -205,14 +217,21 @@ class Schedule:
             return None
         self.num_reused += count - slot.length
         slot.length = count
-        return self._copy(leader, slot, count)
+        return self._lend(leader, slot, count)
 
-    def _copy(self, source: Slot, target: Slot, count: int) -> Copy:
+    def _lend(self, source: Slot, target: Slot, count: int) -> Copy | None:
+        """The first `count` tokens of `source` become those of `target`, which holds nothing yet. Pages that they fill are shared; the
+        last, which each will go on writing to, is copied."""
         if self.pages is None:
             return Copy(source.index, target.index, count)
-        num = self.pages.needed(count)
-        held = self.pages.held
-        return Copy(source.index, target.index, count, held(source.index)[:num], held(target.index)[:num])
+        whole = count // self.pages.tokens
+        last = self.pages.held(source.index)[whole : self.pages.needed(count)]
+        self.pages.share(source.index, target=target.index, count=whole)
+        if not last:
+            return None
+        self._evict(self.pages.missing(target.index, count), sparing=(target,))
+        self.pages.grow(target.index, count)
+        return Copy(source.index, target.index, count, last, self.pages.held(target.index)[whole : whole + 1])
 
     def _own_slot(self, request: Request) -> Slot | None:
         """The slot kept for this session's next turn, unless another request of the session is using it."""
@@ -259,20 +278,32 @@ class Schedule:
 
     # -------------------------------------------------------------------------------------------- pages
 
-    def _has_room(self, request: Request) -> bool:
+    def _has_room(self, request: Request, found: Found) -> bool:
         """Room for all it has and what it says next, with a page to grow for each that runs: else it would soon be sent back."""
         if self.pages is None or not self.running:
             return True
-        used = sum(self.pages.num_held(running.slot.index) for running in self.running if running.slot)
         wanted = self.pages.needed(len(request.ids) + self.decode_steps) + len(self.running)
-        return wanted <= self.pages.count - used
+        if found.source and found.source.busy:
+            wanted -= found.num_shared // self.pages.tokens  # they are counted with those that run
+        return wanted <= self.pages.count - self.pages.num_pinned
 
-    def _make_room(self, slot: Slot, request: Request, *, spared: Slot | None) -> None:
-        """Pages of `slot` for all that `request` has; `spared`, which it wants to copy from, goes last."""
-        assert self.pages is not None
-        tokens = len(request.ids)
-        self.pages.shrink(slot.index, tokens)
-        self._evict(self.pages.missing(slot.index, tokens), sparing=(slot, spared) if spared else (slot,))
+    def _trim(self, slot: Slot, kept: int) -> int:
+        """Lets go of all that lies beyond the first `kept` tokens; says how many can be kept. The page that is written to next must be
+        the slot's alone: what others hold of it is computed again."""
+        if self.pages is None:
+            return kept
+        self.pages.shrink(slot.index, kept)
+        if kept % self.pages.tokens and self.pages.is_shared(slot.index, token=kept):
+            kept -= kept % self.pages.tokens
+            self.pages.shrink(slot.index, kept)
+        return kept
+
+    def _make_room(self, slot: Slot, request: Request) -> None:
+        """Pages of `slot` for all that `request` has, but those that its leader will share with it."""
+        if self.pages is None:
+            return
+        promised = request.num_shared // self.pages.tokens if request.leader else 0
+        tokens = len(request.ids) - promised * self.pages.tokens
         self._evict(self.pages.missing(slot.index, tokens), sparing=(slot,))
         self.pages.grow(slot.index, tokens)
 

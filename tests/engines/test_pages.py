@@ -66,6 +66,7 @@ class Machine:
     done: list[tuple[Request, Completion]] = field(default_factory=list)
     said: dict[Request, list[int]] = field(default_factory=dict)
     """Every token that was ever drawn for a request and kept, in order."""
+    holders: Counter[int] = field(default_factory=Counter)
 
     def page(self, number: int) -> list:
         return self.memory.setdefault(number, [None] * TOKENS)
@@ -91,6 +92,7 @@ class Machine:
     def check(self) -> None:
         slots, pages = self.schedule.slots, self.schedule.pages
         check_pages(pages, num_slots=len(slots), running=[slot.index for slot in slots if slot.busy])
+        self.holders = holders(pages, num_slots=len(slots))
 
     def compute(self, chunk: Chunk, planned: Pass) -> None:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
@@ -118,8 +120,7 @@ class Machine:
 
     def write(self, slot: int, position: int, entry: tuple) -> None:
         page = self.tables[slot][position // TOKENS]
-        assert holders(self.schedule.pages, num_slots=len(self.schedule.slots))[page] == 1, (
-            "nobody writes where two read"
+        assert self.holders[page] == 1, "nobody writes where two read"
         )
         self.page(page)[position % TOKENS] = entry
 
@@ -232,7 +233,7 @@ def test_of_what_sessions_had_said_or_heard_before_nine_tenths_are_not_computed_
     for turn in range(6):
         for session, history in histories.items():
             seen += len(history) if turn or session != "0" else 0  # of the first turn, what a sibling had heard
-            schedule.add(make_request(history + [turn], session=session, tokens=6))
+            schedule.add(make_request([*history, turn], session=session, tokens=6))
         machine.run(rng=NEVER_STOPS)
         for request, _ in machine.done[-8:]:
             histories[request.session_id] = list(request.ids)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 from websockets.asyncio.client import connect
 
@@ -30,12 +31,25 @@ from ludus.errors import EnvironmentFailed
 from ludus.types import Action, Message, Observation, Task
 
 
-def run(test, *, limit_s=60):
+def run(test, *, limit_s=180):
     asyncio.run(asyncio.wait_for(test, limit_s))
 
 
 def controller(**settings):
-    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 10.0, **settings}))
+    """Nobody is lost for being silent unless `pass_time` says that time has passed: a busy machine may stop us for seconds."""
+    return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 60.0, **settings}))
+
+
+def pass_time(served, *, seconds):
+    """As if so much time had passed for the controller."""
+    before = served.controller._clock
+    served.controller._clock = lambda: before() + seconds
+
+
+def stop_time(served):
+    """For its limits of rates."""
+    now = time.monotonic()
+    served.controller.rates._clock = lambda: now
 
 
 def task(number=0, *, environment="maze"):
@@ -51,7 +65,7 @@ def settle(served):
     served.controller.roster._settled_at = None
 
 
-async def until(condition, *, limit_s=20.0):
+async def until(condition, *, limit_s=60.0):
     async with asyncio.timeout(limit_s):
         while not condition():
             await asyncio.sleep(0.005)
@@ -87,15 +101,8 @@ class FakeWorker:
         self.worker_id, self.slots = worker_id, slots
         self.environments = tuple(Described(name, options=options or {}) for name in environments)
         self.sessions: dict[str, OpenHere] = {}
-        self.opened, self.acts, self.keys, self.closed, self.renewed, self.drains, self.asked = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-        )
+        self.opened, self.acts, self.keys, self.closed = [], [], [], []
+        self.renewed, self.drains, self.asked = [], [], []
         self.may_act, self.may_open = asyncio.Event(), asyncio.Event()
         self.may_act.set()
         self.may_open.set()
@@ -126,11 +133,6 @@ class FakeWorker:
 
     def beat(self, *, draining=False):
         self.linked.link.tell("heartbeat", Heartbeat(self.worker_id, len(self.sessions), draining))
-
-    async def beat_for_ever(self):
-        while True:
-            self.beat()
-            await asyncio.sleep(0.05)
 
     def end(self, session_id, cause="done", message=""):
         self.sessions.pop(session_id, None)

@@ -8,7 +8,7 @@ import pytest
 
 from ludus.controller.api import make_app
 from ludus.controller.server import Controller, Settings
-from tests.controller.plane import FakeWorker, controller, plane, run, settle, task, until
+from tests.controller.plane import FakeWorker, controller, plane, run, settle, stop_time, task, until
 
 TOKENS = "ann token-a\nbob token-b\nold token-o 2020-01-01\ncluster token-c 2999-12-31T00:00+00:00\n"
 
@@ -21,9 +21,14 @@ def opening(number=0, **options):
     return {"task": msgspec.to_builtins(task(number)), "seed": 7, "request_id": f"request-{number}", **options}
 
 
+def patient(served):
+    """A client that waits for as long as a busy machine may take."""
+    return httpx.AsyncClient(base_url=served.url, timeout=60)
+
+
 @contextlib.asynccontextmanager
 async def web(**settings):
-    async with plane(**settings) as (served, worker, _), httpx.AsyncClient(base_url=served.url) as client:
+    async with plane(**settings) as (served, worker, _), patient(served) as client:
         yield served, worker, client
 
 
@@ -93,7 +98,7 @@ def test_every_route_but_health_and_the_description_wants_a_good_token(tmp_path)
     async def test():
         async with (
             controller(tokens=str(tmp_path / "tokens")) as served,
-            httpx.AsyncClient(base_url=served.url) as http,
+            patient(served) as http,
         ):
             described = (await http.get("/openapi.json")).json()["paths"]
             assert {path.split("/")[1] for path in described} == {path.split("/")[1] for _, path in ROUTES} | {"health"}
@@ -115,7 +120,7 @@ def test_another_clients_session_is_403_and_a_revoked_token_401(tmp_path):
     file.write_text(TOKENS)
 
     async def test():
-        async with controller(tokens=str(file)) as served, httpx.AsyncClient(base_url=served.url) as http:
+        async with controller(tokens=str(file)) as served, patient(served) as http:
             worker = await FakeWorker(served.url, token="token-c").join()
             opened = (await http.post("/sessions", json=opening(), headers=bearer("token-a"))).json()
             path = f"/sessions/{opened['session_id']}"
@@ -196,7 +201,7 @@ async def sent(url, *, head, chunk, max_chunks):
             await asyncio.sleep(0)
     text = (await answer).decode()
     with contextlib.suppress(ConnectionError):
-        assert await asyncio.wait_for(reader.read(), 20) == b"", "the connection is closed"
+        assert await asyncio.wait_for(reader.read(), 60) == b"", "the connection is closed"
     writer.close()
     return text, written
 
@@ -230,15 +235,15 @@ def test_a_request_below_the_limit_is_read():
             assert answer.status_code == 201
             assert worker.opened[0].open.task.data == data
 
-    run(test(), limit_s=60)
+    run(test())
 
 
 def test_a_client_that_calls_too_fast_hears_429():
     async def test():
-        async with controller(max_rate=5) as served, httpx.AsyncClient(base_url=served.url) as http:
+        async with controller(max_rate=5) as served, patient(served) as http:
+            stop_time(served)
             statuses = [(await http.get("/workers")).status_code for _ in range(20)]
-            assert statuses[:5] == [200] * 5
-            assert 429 in statuses
+            assert statuses == [200] * 5 + [429] * 15
             assert (await http.get("/health")).status_code == 200
 
     run(test())
@@ -250,7 +255,7 @@ def test_sessions_are_listed_with_filters_and_by_pages():
             for number in range(3):
                 await http.post("/sessions", json=opening(number))
             waiting = asyncio.ensure_future(http.post("/sessions", json=opening(9)))
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while (await http.get("/sessions", params={"state": "waiting"})).json()["total"] == 0:
                     await asyncio.sleep(0.01)
             everything = (await http.get("/sessions")).json()

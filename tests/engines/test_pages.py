@@ -121,7 +121,6 @@ class Machine:
     def write(self, slot: int, position: int, entry: tuple) -> None:
         page = self.tables[slot][position // TOKENS]
         assert self.holders[page] == 1, "nobody writes where two read"
-        )
         self.page(page)[position % TOKENS] = entry
 
     def run(self, *, rng: random.Random, most: int = 3000) -> None:

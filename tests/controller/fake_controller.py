@@ -9,12 +9,12 @@ from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
 from ludus.controller.link import Endpoint, Link
-from ludus.controller.protocol import Ended, Heartbeat, Open, OpenHere, Register, Registered
-from ludus.types import Task
+from ludus.controller.protocol import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
+from ludus.types import Action, Observation, Task
 
 
 class FakeController:
-    def __init__(self, *, heartbeat_s=0.2):
+    def __init__(self, *, heartbeat_s=20.0):
         self.heartbeat_s = heartbeat_s
         self.registered: asyncio.Queue[Register] = asyncio.Queue()
         self.ended: asyncio.Queue[Ended] = asyncio.Queue()
@@ -71,3 +71,12 @@ async def linked(address):
         finally:
             running.cancel()
             await asyncio.wait([running])
+
+
+def act(link, text="red", *, turn=0, request="a", session_id="s1", key=None):
+    key = f"key-{session_id}" if key is None else key
+    return link.call("act", Act(session_id, turn, Action(text), request, key), answer=Observation)
+
+
+def start(link, session_id="s1"):
+    return link.call("start", Start(session_id, f"key-{session_id}"), answer=Observation)

@@ -1,8 +1,9 @@
-"""Environments that ask for a process of their own, and misbehave in it."""
+"""Environments that ask for a process of their own, and misbehave in it; and whether a process lives."""
 
 import os
 import subprocess
 import time
+from pathlib import Path
 
 from ludus.environments import Reply
 
@@ -57,3 +58,17 @@ class Unmade(Penned):
     def __init__(self, *, only_in: int = 0) -> None:
         if only_in and only_in != os.getpid():
             os._exit(7)
+
+
+def alive(pid):
+    try:
+        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+
+
+def ends(pid, *, patience_s=60.0):
+    deadline = time.monotonic() + patience_s
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not alive(pid)

@@ -173,14 +173,14 @@ def test_blocking_sessions_do_not_stall_the_loop_or_each_other():
 
     class Waits(Adder):
         def setup(self, task, rng):
-            barrier.wait(timeout=20)
+            barrier.wait(timeout=60)
             return "go"
 
     async def scene():
         client = LocalClient([wrap(Waits)])
         sessions = [await opened(client, environment="waits", seed=seed) for seed in range(40)]
         starts = [asyncio.ensure_future(session.start()) for session in sessions]
-        await asyncio.to_thread(barrier.wait, 20)
+        await asyncio.to_thread(barrier.wait, 60)
         return await asyncio.gather(*starts)
 
     assert len(asyncio.run(scene())) == 40
@@ -195,7 +195,7 @@ def test_a_hung_call_is_written_off_and_close_returns(blocking):
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await session.act(Action(content="red"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await session.close()
             await session.close()
             await client.close()
@@ -213,7 +213,7 @@ def test_hung_calls_beyond_the_number_of_threads_do_not_block_the_others():
                 async with asyncio.timeout(0.02):
                     await session.act(Action(content="red"))
             await session.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await played(client, environment="well")
 
     assert len(asyncio.run(scene())) == 4
@@ -225,7 +225,7 @@ def test_a_session_that_outlived_its_caller_is_closed_when_its_call_returns():
     class Slow(Adder):
         def setup(self, task, rng):
             entered.set()
-            release.wait(20)
+            release.wait(60)
             return "late"
 
         def close(self):
@@ -234,13 +234,13 @@ def test_a_session_that_outlived_its_caller_is_closed_when_its_call_returns():
     async def scene():
         session = await opened(LocalClient([wrap(Slow)]), environment="slow")
         start = asyncio.ensure_future(session.start())
-        await asyncio.to_thread(entered.wait, 20)
+        await asyncio.to_thread(entered.wait, 60)
         start.cancel()
         await asyncio.sleep(0)
         await session.close()
         assert not closed.is_set()
         release.set()
-        assert await asyncio.to_thread(closed.wait, 20)
+        assert await asyncio.to_thread(closed.wait, 60)
 
     asyncio.run(scene())
 

@@ -26,6 +26,7 @@ from ludus.controller.protocol import (
 )
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
+from tests.ports import free_port
 
 TASK = Task("echo/train/0", "echo", "train", {})
 
@@ -35,7 +36,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.links: list[Link] = []
-        self.port = 0
+        self.port = free_port()
         self.heard: list[tuple[str, Any]] = []
         self._server: Server | None = None
 
@@ -45,7 +46,6 @@ class Peer:
 
     async def listen(self) -> None:
         self._server = await serve(self._serve, "127.0.0.1", self.port, compression=None, process_request=self.greet)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def hang_up(self) -> None:
         assert self._server is not None

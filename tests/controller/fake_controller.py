@@ -11,6 +11,7 @@ from websockets.asyncio.server import serve
 from ludus.controller.link import Endpoint, Link
 from ludus.controller.protocol import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
 from ludus.types import Action, Observation, Task
+from tests.ports import free_port
 
 
 class FakeController:
@@ -22,7 +23,7 @@ class FakeController:
         self.links: list[Link] = []
         self.unknown: tuple[str, ...] = ()
         self.headers: list[dict] = []
-        self.port = 0
+        self.port = free_port()
 
     @property
     def url(self):
@@ -34,8 +35,7 @@ class FakeController:
 
     @asynccontextmanager
     async def listening(self):
-        async with serve(self._serve, "127.0.0.1", self.port, max_size=None) as server:
-            self.port = server.sockets[0].getsockname()[1]
+        async with serve(self._serve, "127.0.0.1", self.port, max_size=None):
             yield self
 
     async def _serve(self, connection):

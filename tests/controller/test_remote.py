@@ -20,9 +20,9 @@ from tests.controller.echo import TASK, plane
 def run(scenario: Any, *, delay_s: float = 0.0, **settings: Any) -> Any:
     async def main() -> Any:
         async with plane(delay_s=delay_s) as (controller, worker):
-            client = await RemoteClient.connect(controller.url, **{"patience_s": 0.3, **settings})
+            client = await RemoteClient.connect(controller.url, **{"patience_s": 60.0, **settings})
             try:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     return await scenario(client, controller, worker)
             finally:
                 await client.close()
@@ -85,8 +85,9 @@ def test_leases_of_all_sessions_are_renewed_in_one_call_until_they_are_closed():
     async def scenario(client, controller, worker):
         sessions = [await client.open(TASK, seed=0) for _ in range(3)]
         await sessions[0].close()
-        await until(lambda: worker.calls("renew"))
-        assert worker.calls("renew")[0].session_ids == ("s1", "s2")
+        before = len(worker.calls("renew"))
+        await until(lambda: len(worker.calls("renew")) > before + 1)  # the one after it was not under way at the time
+        assert worker.calls("renew")[-1].session_ids == ("s1", "s2")
 
     run(scenario, lease_s=0.1)
 
@@ -124,7 +125,7 @@ def test_an_act_whose_connection_breaks_is_repeated_and_not_executed_twice():
         assert (first.turn, first.request_id) == (second.turn, second.request_id)
         assert [action.content for action in worker.acts["s0"]] == ["once"]
 
-    run(scenario, delay_s=0.2)
+    run(scenario, delay_s=1.0)
 
 
 def test_a_call_that_always_breaks_its_connection_is_not_repeated_for_ever():
@@ -219,7 +220,7 @@ def test_a_controller_that_restarts_is_found_again_and_the_open_is_repeated_with
         first, second = controller.calls("open")
         assert first == second
 
-    run(scenario, patience_s=5)
+    run(scenario)
 
 
 def test_sessions_go_on_while_the_controller_is_away():
@@ -241,7 +242,7 @@ def test_a_controller_that_stays_away_is_a_named_failure():
             await client.open(TASK, seed=0)
         await controller.listen()
 
-    run(scenario)
+    run(scenario, patience_s=0.3)
 
 
 def test_closing_never_raises_and_leaves_nothing_running():
@@ -257,7 +258,7 @@ def test_closing_never_raises_and_leaves_nothing_running():
         await controller.listen()
         assert left == []
 
-    run(scenario)
+    run(scenario, patience_s=0.3)
 
 
 # ------------------------------------------------------------------------------------------------ opening
@@ -287,6 +288,7 @@ def test_an_open_that_came_to_nothing_is_made_anew_for_a_while(refusal):
 
         controller.open = lambda wanted: (_ for _ in ()).throw(refusal)
         await controller.cut()
+        client.patience_s = 0.3
         with pytest.raises(type(refusal), match=str(refusal)):
             await client.open(TASK, seed=0)
 

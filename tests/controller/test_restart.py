@@ -10,39 +10,44 @@ import sys
 import httpx
 import pytest
 
-from ludus.controller.journal import EVERY_S
 from ludus.controller.remote import RemoteClient
 from ludus.errors import WorkerLost
+from tests.controller.plane import until
+from tests.ports import free_port
 
+PATIENCE_S = 120.0
 LUDUS = [sys.executable, "-c", "from ludus.cli.main import main; main()", "serve"]
 
 
 class Plane:
     """Processes that are killed at the end, whatever happens."""
 
-    def __init__(self, state):
-        self.state, self.port, self.url = state, 0, ""
+    def __init__(self, state, *, heartbeat_s):
+        self.state, self.port, self.url, self.heartbeat_s = state, free_port(), "", heartbeat_s
         self._processes = []
 
     async def start_controller(self):
-        options = ["--port", str(self.port), "--state", str(self.state), "--heartbeat-s", "1.5", "--grace-s", "1"]
+        times = ["--heartbeat-s", str(self.heartbeat_s), "--grace-s", "1"]
+        options = ["--port", str(self.port), "--state", str(self.state), *times]
         self.controller = await self._start("controller", *options, stdout=asyncio.subprocess.PIPE)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             self.url = (await self.controller.stdout.readline()).decode().split()[-1]
-        self.port = int(self.url.rpartition(":")[2])
 
     async def start_worker(self):
         already = len(await self.workers())
         environment = "ludus.environments.fake:FakeEnvironment"
         worker = await self._start("worker", environment, "--controller", self.url, "--slots", "4")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while len(await self.workers()) == already:
                 await asyncio.sleep(0.05)
         return worker
 
     async def workers(self):
-        async with httpx.AsyncClient() as http:
-            return (await http.get(f"{self.url}/workers")).json()
+        return await self.get("/workers")
+
+    async def get(self, path):
+        async with httpx.AsyncClient(timeout=PATIENCE_S) as http:
+            return (await http.get(f"{self.url}{path}")).json()
 
     async def kill(self, process):
         process.send_signal(signal.SIGKILL)
@@ -63,13 +68,15 @@ class Plane:
             await process.wait()
 
 
-def played(test, tmp_path):
+def played(test, tmp_path, *, heartbeat_s):
+    """Three heartbeats and the grace are what a restarted controller gives its workers to come back."""
+
     async def play():
-        plane = Plane(tmp_path)
+        plane = Plane(tmp_path, heartbeat_s=heartbeat_s)
         try:
             await plane.start_controller()
             worker = await plane.start_worker()
-            client = await RemoteClient.connect(plane.url, patience_s=60)
+            client = await RemoteClient.connect(plane.url, patience_s=PATIENCE_S)
             try:
                 await test(plane, worker, client)
             finally:
@@ -77,7 +84,7 @@ def played(test, tmp_path):
         finally:
             await plane.close()
 
-    asyncio.run(asyncio.wait_for(play(), 180))
+    asyncio.run(asyncio.wait_for(play(), 5 * PATIENCE_S))
 
 
 async def opened(client, number=0):
@@ -104,11 +111,11 @@ def test_a_killed_controller_comes_back_and_finds_sessions_slots_and_clients(tmp
         assert row["num_sessions"] == 4
         for session in sessions:
             await session.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while (await plane.workers())[0]["num_sessions"] != 1:
                 await asyncio.sleep(0.02)
 
-    played(test, tmp_path)
+    played(test, tmp_path, heartbeat_s=20)  # a worker that is back late must not be taken for dead
 
 
 def test_a_killed_workers_sessions_fail_with_the_reason_and_the_next_one_takes_over(tmp_path):
@@ -121,19 +128,21 @@ def test_a_killed_workers_sessions_fail_with_the_reason_and_the_next_one_takes_o
         await plane.start_worker()
         assert await turn(await opening)
 
-    played(test, tmp_path)
+    played(test, tmp_path, heartbeat_s=20)
 
 
 def test_a_worker_killed_while_the_controller_was_down_is_found_out(tmp_path):
     async def test(plane, worker, client):
         session = await opened(client)
-        await asyncio.sleep(2 * EVERY_S)  # the journal has it; else only the worker, which dies too, would know of it
+        noted = session._opened.session_id.encode()
+        await until(
+            lambda: any(noted in file.read_bytes() for file in tmp_path.iterdir())
+        )  # else only the worker would know of it
         await plane.kill(plane.controller)
         await plane.kill(worker)
         await plane.start_controller()
         with pytest.raises(WorkerLost, match="was lost"):
             await turn(session)
-        async with httpx.AsyncClient() as http:
-            assert (await http.get(f"{plane.url}/sessions")).json()["total"] == 0
+        assert (await plane.get("/sessions"))["total"] == 0
 
-    played(test, tmp_path)
+    played(test, tmp_path, heartbeat_s=1.5)

@@ -184,8 +184,6 @@ def test_a_worker_dials_until_there_is_a_controller(monkeypatch):
 
     async def scene():
         controller = FakeController()
-        async with controller.listening():
-            pass  # now its port is known, and nobody listens there
         worker = Worker([FakeEnvironment()], controller=controller.url, slots=1)
         run = asyncio.create_task(worker.run())
         await asyncio.sleep(0.3)

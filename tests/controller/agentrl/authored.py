@@ -113,7 +113,7 @@ class Sleeper(Task):
 
     def sync_start_sample(self, index, session: Session) -> TaskSampleExecutionResult:
         session.sync_action({"role": "user", "content": "say for how long"})
-        time.sleep(0.8)
+        time.sleep(1.8)
         session.sync_action({"role": "user", "content": "that was long"})
         return TaskSampleExecutionResult(status=SampleStatus.COMPLETED)
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.controller.agentrl.peers import HERE, Plane, free_port, processes, until
+from tests.controller.agentrl.peers import HERE, Plane, processes, until
+from tests.ports import free_port
 
 CONFIG = """
 double-std: {module: authored.Double, parameters: {name: double-std, concurrency: 3}}

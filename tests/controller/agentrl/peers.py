@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -86,19 +85,19 @@ class Plane:
 
     def __enter__(self) -> Plane:
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_: Any) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(60)
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         async def run() -> Any:
             result = function(*arguments, **named)
             return await result if asyncio.iscoroutine(result) else result
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     @property
     def api(self) -> str:
@@ -114,12 +113,6 @@ class Plane:
     def num_sessions(self, name: str) -> int:
         """That their own worker counts as running."""
         return len(self.call(self.worker(name).there))
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 @contextmanager
@@ -160,7 +153,7 @@ class Api:
     """Calls as AgentRL's clients make them."""
 
     def __init__(self, url: str) -> None:
-        self._client = httpx.Client(base_url=url, timeout=30)
+        self._client = httpx.Client(base_url=url, timeout=60)
 
     def start(self, name: str, index: Any, **more: Any) -> tuple[int, dict[str, Any]]:
         response = self._client.post("start_sample", json={"name": name, "index": index, **more})

@@ -93,14 +93,14 @@ def run(play: Callable[[Controller, Fleet], Awaitable[None]], **settings: Any) -
     asyncio.run(main())
 
 
-async def opened(controller: Controller, *, wait_s: float = 5.0) -> Opened:
+async def opened(controller: Controller, *, wait_s: float = 60.0) -> Opened:
     task = Task("echo/train/0", "echo", "train", {"index": 0})
     request = Open(task, seed=0, request_id=new_key(), wait_s=wait_s)
     return await controller.open(request, client=CLIENT)
 
 
 async def until(holds: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not holds():
             await asyncio.sleep(0.005)
 

@@ -1,5 +1,6 @@
 """ArCHer's critic against the exact values of a small problem, off-policy, and its turns as a trainer finds them in trajectories."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,10 @@ import torch
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed
 from ludus.trainer.archer import Archer
-from ludus.trainer.double_critic import DoubleCritic, Turns
+from ludus.trainer.double_critic import DoubleCritic, Scale, Turns
 from ludus.trainer.threads import cpu_threads
 from tests.algorithms.examples import make_conversation
-from tests.algorithms.problems import ARMS, FIRST, SECOND
+from tests.algorithms.problems import ARMS, FIRST, SECOND, table
 from tests.trainer.examples import make_model, make_trainer
 
 DISCOUNT = 0.9
@@ -88,6 +89,20 @@ def test_only_the_newest_turns_stay():
     assert torch.equal(kept.rewards[-3:], turns.rewards[:3])
 
 
+def test_on_one_scale_every_feature_varies_alike_and_what_never_varied_is_not_blown_up():
+    generator = torch.Generator().manual_seed(0)
+    ripple = 7 + 0.1 * torch.randn(200, 3, generator=generator)
+    noise = 7 + 1e-4 * torch.randn(200, 2, generator=generator)
+    scaled = Scale.of(turns := Turns(ripple, noise, torch.ones(200), ripple, torch.zeros(200)))(turns)
+    assert scaled.states.mean(0).tolist() == pytest.approx([0] * 3, abs=1e-4)
+    assert scaled.states.std(0).tolist() == pytest.approx([1] * 3, abs=0.5)
+    assert torch.equal(scaled.nexts, scaled.states), "a state is read alike before a turn and after one"
+    assert scaled.actions.abs().max() < 0.01
+    assert torch.equal(scaled.rewards, turns.rewards)
+    alone = turns.pick(torch.tensor([0]))
+    assert not Scale.of(alone)(alone).states.any()
+
+
 # ------------------------------------------------------------------------------------------------ in a trainer
 
 TALKS = [make_conversation([[1, 2], [3, 4, 5]], [0.5, 1.0], name="a"), make_conversation([[6]], [0.0], name="b")]
@@ -138,6 +153,67 @@ def test_a_baseline_praises_no_token_for_what_was_certain_before_it_and_learns_o
     assert abs(got[0][2]) < 0.1
     assert abs(got[1][2]) < 0.1
     assert archer.step(None)["archer_baseline_loss"] < 0.5
+
+
+END = 9
+"""The token that every action ends with, as a model's do."""
+
+
+def alike():
+    """A model whose hidden states are almost the same everywhere, as a trained one's are before the last token of any action."""
+    model = make_model()
+    embeddings = model.get_input_embeddings().weight
+    with torch.no_grad():
+        embeddings.mul_(0.05 / embeddings.std()).add_(1.0)
+    return model
+
+
+def sessions(chances, *, many=32):
+    """Sessions of the walk in the shares that these chances make."""
+    return [
+        make_conversation([[1 + a, END], [3 + 2 * a + b, END]], [FIRST[a], SECOND[a][b]])
+        for a in ARMS
+        for b in ARMS
+        for _ in range(
+            round(many * (chances[0] if a else 1 - chances[0]) * (chances[1 + a] if b else 1 - chances[1 + a]))
+        )
+    ]
+
+
+@pytest.fixture(scope="module")
+def judged():
+    """Sessions of the current policy, and what their tokens are worth after a few rounds, in which an older policy's came first."""
+    config = CriticConfig(kind="archer", lr=3e-3, steps=50, batch=64)
+    archer = Archer(config, encoder=alike(), trainer=TrainerConfig(), discount=DISCOUNT, seed=1)
+    played = sessions(CURRENT)
+    with cpu_threads(1):
+        archer.values(sessions(OLDER))
+        return played, [archer.values(played) for _ in range(5)][-1]
+
+
+def test_turns_that_a_model_hardly_tells_apart_have_their_exact_advantages(judged):
+    q, v = exact(CURRENT)
+    for trajectory, worth in zip(*judged, strict=True):
+        first, _, second, _ = trajectory.sequences[0].ids[trajectory.sequences[0].sampled]
+        a = first - 1
+        b = second - 3 - 2 * a
+        now, later = q[a] - v[0], SECOND[a][b] - v[1 + a]
+        assert worth.tolist() == pytest.approx([now, now, later, later], abs=0.03)
+
+
+def test_the_gradient_from_its_advantages_is_the_true_one(judged):
+    """Of a policy of three chances of arm 1 (`table`), with each turn's return discounted from that turn on."""
+    q, _ = exact(CURRENT)
+    slopes = [p * (1 - p) for p in CURRENT]
+    reach = [1.0, 1 - CURRENT[0], CURRENT[0]]
+    gains = [q[1] - q[0], SECOND[0][1] - SECOND[0][0], SECOND[1][1] - SECOND[1][0]]
+    true = [share * slope * gain for share, slope, gain in zip(reach, slopes, gains, strict=True)]
+    logits = torch.tensor([math.log(p / (1 - p)) for p in CURRENT], requires_grad=True)
+    logprobs, played = table(logits), judged[0]
+    for trajectory, worth in zip(*judged, strict=True):
+        first, _, second, _ = trajectory.sequences[0].ids[trajectory.sequences[0].sampled]
+        (worth[0] * logprobs[first] + worth[2] * logprobs[second]).div(len(played)).backward(retain_graph=True)
+    assert logits.grad.tolist() == pytest.approx(true, abs=0.01)
 
 
 def test_what_said_nothing_has_no_turns():

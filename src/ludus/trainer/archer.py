@@ -25,7 +25,7 @@ from ludus.errors import CheckpointFailed, TrainerFailed
 from ludus.trainer.budget import FIRST_TOKENS
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.critic import blank
-from ludus.trainer.double_critic import DoubleCritic, TokenBaseline, Turns
+from ludus.trainer.double_critic import DoubleCritic, Scale, TokenBaseline, Turns
 from ludus.trainer.forward import prepare, sampled_hidden
 from ludus.trainer.pack import make_microbatch, pack, row_ids
 from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
@@ -76,12 +76,15 @@ class Archer:
         if not len(fresh):
             return [np.zeros(0) for _ in trajectories]
         self.replay = self.replay.followed_by(fresh, most=self._config.replay)
-        self._learn(fresh)
+        scale = Scale.of(self.replay)
+        fresh = scale(fresh)
+        self._learn(scale(self.replay), fresh)
         pieces = self.critic.advantages(fresh).split([len(turns) for turns, _ in found])
         places = [torch.from_numpy(ordinals).to(fresh.rewards.device) for _, ordinals in found]
         by_token = [own[place] for own, place in zip(pieces, places, strict=True)]
         if self.baseline is not None:
-            by_token = self._without_baseline(self.baseline, by_token, [hidden for hidden, _ in features])
+            before = [scale.state(hidden) for hidden, _ in features]
+            by_token = self._without_baseline(self.baseline, by_token, before)
         return [own.cpu().numpy().astype(np.float64) for own in by_token]
 
     def _without_baseline(self, baseline: TokenBaseline, worth: Seq[Tensor], hidden: Seq[Tensor]) -> list[Tensor]:
@@ -92,14 +95,14 @@ class Archer:
         self._metrics["archer_baseline_loss"] = loss
         return list((whole - guesses).split([len(own) for own in worth]))
 
-    def _learn(self, fresh: Turns) -> None:
-        losses = [self.critic.learn(self.replay, fresh, batch=self._config.batch) for _ in range(self._config.steps)]
+    def _learn(self, replay: Turns, fresh: Turns) -> None:
+        losses = [self.critic.learn(replay, fresh, batch=self._config.batch) for _ in range(self._config.steps)]
         if not np.isfinite(losses).all():
             raise TrainerFailed(
                 f"ArCHer's critic has losses {losses[-1]}; expected finite numbers. Look at the rewards, or lower critic.lr."
             )
         q, v = np.mean(losses, axis=0)
-        self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(self.replay))}
+        self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(replay))}
 
     def step(self, batch: Batch) -> dict[str, float]:
         """It has learnt already, when it was asked; here it tells."""

@@ -5,7 +5,8 @@
     bar        ->  (1 - rate) bar + rate (its network)       after every update
     A(s, a)    =   min_j Q_j(s, a) - min_j V_j(s)
 
-Networks end in 0, so that a new critic finds every action alike.
+Networks end in 0, so that a new critic finds every action alike. Features must be on one scale (`Scale`): what a language model has to say
+of a turn is a ripple on what it says of every turn, and networks that see the ripple only learn the mean reward.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Turns:
     states: Tensor  # float32 (N, S)
     actions: Tensor  # float32 (N, A)
     rewards: Tensor  # float32 (N,)
-    nexts: Tensor  # float32 (N, S), 0 where done
+    nexts: Tensor  # float32 (N, S), nothing where done
     done: Tensor  # float32 (N,): 1 for the last turn of a session
 
     def __len__(self) -> int:
@@ -46,6 +47,31 @@ class Turns:
     def none(cls, *, state: int, action: int, device: torch.device | str = "cpu") -> Turns:
         shapes = ((0, state), (0, action), (0,), (0, state), (0,))
         return cls(*(torch.zeros(shape, device=device) for shape in shapes))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale:
+    """Takes off what all turns have in common, feature by feature, and brings what is left to a deviation of 1. States and actions have
+    each their own: a hidden state before an action's last token mostly says that the action ends here."""
+
+    states: tuple[Tensor, Tensor]  # (S,) mean and deviation
+    actions: tuple[Tensor, Tensor]  # (A,)
+
+    @classmethod
+    def of(cls, turns: Turns) -> Scale:
+        return cls(_moments(turns.states), _moments(turns.actions))
+
+    def state(self, features: Tensor) -> Tensor:
+        return _scaled(features, self.states)
+
+    def __call__(self, turns: Turns) -> Turns:
+        return Turns(
+            states=self.state(turns.states),
+            actions=_scaled(turns.actions, self.actions),
+            rewards=turns.rewards,
+            nexts=self.state(turns.nexts),  # where done nobody reads it
+            done=turns.done,
+        )
 
 
 class DoubleCritic:
@@ -142,6 +168,21 @@ def _network(size: int) -> nn.Sequential:
     nn.init.zeros_(last.weight)
     nn.init.zeros_(last.bias)
     return nn.Sequential(nn.LayerNorm(size), nn.Linear(size, HIDDEN), nn.GELU(), last)
+
+
+ROUNDING = 0.01
+"""Of a feature's size: a deviation below it is as likely to be the rounding of bfloat16, and is not blown up."""
+
+
+def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
+    variance, mean = torch.var_mean(features, dim=0, correction=0)
+    least = ROUNDING**2 * (features**2).mean(dim=0) + 1e-12
+    return mean, (variance + least).sqrt()
+
+
+def _scaled(features: Tensor, moments: tuple[Tensor, Tensor]) -> Tensor:
+    mean, deviation = moments
+    return (features - mean) / deviation
 
 
 def _drawn(turns: Turns, count: int, rng: np.random.Generator) -> Turns:

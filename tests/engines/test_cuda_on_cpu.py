@@ -7,7 +7,8 @@ import importlib
 import math
 import random
 import sys
-from contextlib import nullcontext
+import threading
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -40,7 +41,8 @@ def cuda(monkeypatch):
     monkeypatch.setattr(embedded_module, "_is_cuda", lambda device: True)
     module = importlib.import_module("ludus.engines.cuda")
     monkeypatch.setattr(importlib.import_module("ludus.engines.graphs"), "captured", Replayed)
-    monkeypatch.setattr(module, "current", lambda device: nullcontext())
+    for name in ("current", "own_stream"):
+        monkeypatch.setattr(module, name, lambda device: nullcontext())
     for name, answer in {"graph_pool": None, "synchronise": None, "empty_cache": None, "memory_of": 2**34}.items():
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
     yield module
@@ -202,6 +204,52 @@ def test_a_budget_without_room_for_one_sequence_is_refused_with_what_is_needed(c
         ConfigError, match=r"engine.memory is 1, which holds no sequence of 180 tokens.*rollout.max_tok"
     ):
         asyncio.run(_say_something(memory=1.0))
+
+
+def test_every_pass_load_and_score_is_on_the_engines_own_stream_and_a_load_is_waited_for_there(cuda, monkeypatch):
+    channel, seen, on_stream = MemoryChannel(), [], threading.local()
+    channel.publish(1, MODEL.state_dict())
+
+    @contextmanager
+    def own_stream(device):
+        on_stream.entered = True
+        yield
+
+    def noting(name, method):
+        def noted(*args, **options):
+            seen.append((name, getattr(on_stream, "entered", False)))
+            return method(*args, **options)
+
+        return noted
+
+    async def main():
+        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2, max_cached=2) as engine:
+            monkeypatch.setattr(cuda, "synchronise", noting("wait", lambda device: None))
+            await engine.load(1)
+            await engine.generate([1, 2, 3], sampling=tokens(2), session_id="a")
+            await engine.score([1, 2, 3])
+
+    monkeypatch.setattr(cuda, "own_stream", own_stream)
+    for name in ("run", "install", "score"):
+        monkeypatch.setattr(cuda.CudaPolicies, name, noting(name, getattr(cuda.CudaPolicies, name)))
+    asyncio.run(main())
+    assert [name for name, _ in seen][:2] == ["install", "wait"]
+    assert {name for name, _ in seen} == {"install", "wait", "run", "score"}
+    assert all(entered for _, entered in seen)
+
+
+def test_more_tokens_than_the_cache_holds_are_refused_when_they_are_asked_for(cuda):
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=2) as engine:
+            with pytest.raises(
+                EngineFailed, match=r"170 tokens and up to 20 sampled ones are 190.*keeps 180.*max_tokens"
+            ):
+                await engine.generate([1] * 170, sampling=tokens(20), session_id="a")
+            with pytest.raises(EngineFailed, match=r"181 tokens cannot be scored at once.*keeps 180.*max_tokens"):
+                await engine.score([1] * 181)
+            return await engine.score([1] * 180)
+
+    assert len(asyncio.run(main())) == 179
 
 
 def test_a_gpu_that_disappears_is_named_to_everybody_who_waits(cuda, monkeypatch):

@@ -159,6 +159,21 @@ def test_a_failure_in_the_thread_reaches_everybody_who_waits_and_every_later_cal
     asyncio.run(main())
 
 
+def test_whoever_watches_the_engine_hears_of_its_end():
+    async def main():
+        async with embedded(small_llama()) as engine:
+            watching = asyncio.create_task(engine.ended())
+            await engine.generate([1, 2], sampling=tokens(3), session_id="a")
+            assert not watching.done()
+            engine._policies.cache.keys = None  # the next forward pass raises
+            with pytest.raises(EngineFailed, match="thread died"):
+                await engine.generate([1, 2], sampling=tokens(3), session_id="b")
+            with pytest.raises(EngineFailed, match="thread died"):
+                await ends_in(watching)
+
+    asyncio.run(main())
+
+
 def test_closing_fails_what_is_in_flight_and_may_be_repeated():
     async def main():
         async with embedded(small_llama()) as engine:

@@ -12,10 +12,11 @@ from ludus.launch.devices import chosen, devices_of, engine_config, naming_loss
 
 @pytest.fixture
 def gpus(monkeypatch):
-    def pretend(count: int) -> None:
+    def pretend(count: int, *, capability: tuple[int, int] = (9, 0)) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA Pretended")
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
     return pretend
 
@@ -80,6 +81,16 @@ def test_what_the_run_file_leaves_open_is_chosen_by_the_device_and_told(gpus):
     ]
 
 
+def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so_and_refuses_what_it_cannot_do(gpus):
+    gpus(1, capability=(7, 5))
+    config = config_of()
+    lines = chosen(config)
+    assert lines[0].endswith("float32")
+    assert "cuda:0 has no bfloat16: float32 takes twice the memory, and is slower" in lines
+    with pytest.raises(ConfigError, match=r"'bfloat16', but cuda:0 \(NVIDIA Pretended\).*capability 8.*'float32'"):
+        chosen(config_of(model={"dtype": "bfloat16"}))
+
+
 def test_an_engine_that_has_its_device_to_itself_gets_more_of_its_memory(gpus):
     gpus(2)
     for sections, share in (({}, 0.4), ({"devices": ["cuda:0", "cuda:1"]}, 0.8), ({"engine": {"memory": 12.0}}, 12.0)):
@@ -87,9 +98,21 @@ def test_an_engine_that_has_its_device_to_itself_gets_more_of_its_memory(gpus):
         assert engine_config(config, devices=devices_of(config)).sized(on_gpu=True).memory == share
 
 
-def test_a_gpu_that_disappears_while_it_trains_is_a_named_failure():
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: unspecified launch failure, as ordered"),
+        RuntimeError("Triton Error [CUDA]: device lost, as ordered"),
+    ],
+)
+def test_a_gpu_that_disappears_while_it_trains_is_a_named_failure(error):
     with (
         pytest.raises(TrainerFailed, match=r"cuda:1 stopped answering: .*as ordered.*nvidia-smi.*--resume"),
         naming_loss(torch.device("cuda:1")),
     ):
-        raise torch.AcceleratorError("CUDA error: unspecified launch failure, as ordered")
+        raise error
+
+
+def test_what_else_goes_wrong_keeps_its_name():
+    with pytest.raises(RuntimeError, match="shapes do not match"), naming_loss(torch.device("cuda:1")):
+        raise RuntimeError("shapes do not match")

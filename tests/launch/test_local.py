@@ -7,8 +7,10 @@ import os
 import subprocess
 
 import pytest
+import torch
 
-from ludus.errors import CheckpointFailed, ConfigError, LudusError, StoreFailed
+from ludus.engines.policies import Policies
+from ludus.errors import CheckpointFailed, ConfigError, EngineFailed, LudusError, StoreFailed
 from ludus.launch.local import train
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
@@ -72,6 +74,22 @@ def test_one_bad_session_does_not_keep_a_run_from_starting(small_model, tmp_path
     options = {"fault": "raise", "fault_in": "start", "fault_rate": 0.5, "turns": 1}
     flaky = {"fake": {"source": FAKE, "options": options}}
     assert len(run(make_config(tmp_path, small_model, environments=flaky)).metrics()) == 3
+
+
+def test_a_device_that_is_lost_under_the_engine_ends_the_run_at_once_and_by_name(small_model, tmp_path, monkeypatch):
+    real, calls = Policies.run, []
+
+    def run_until(self, planned, **options):
+        calls.append(planned)
+        if len(calls) == 20:
+            raise torch.AcceleratorError("CUDA error: unspecified launch failure, as ordered")
+        return real(self, planned, **options)
+
+    monkeypatch.setattr(Policies, "run", run_until)
+    config = make_config(tmp_path, small_model, pipeline={"steps": 50})
+    with pytest.raises(EngineFailed, match=r"^cpu stopped answering: .*as ordered.*nvidia-smi.*--resume"):
+        run(config)
+    assert len(calls) == 20, "nothing is tried again"
 
 
 # ------------------------------------------------------------------------------------------------ a full disk

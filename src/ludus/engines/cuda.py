@@ -2,13 +2,17 @@
 
 The pool of pages is allocated once and never moves, and neither do the tables that say whose they are: graphs stay valid while pages
 change hands between two passes. A table may name pages that others name too: what sequences have in common is there once.
+
+The engine's thread has a stream of its own, so that generating and training overlap on one device; everybody else, the trainer included,
+is on the default one. Whatever crosses from one to the other is waited for, by the host, where it leaves: weights when they are published
+(their checksums are read) and when they are loaded, and all that is made before the thread starts.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -22,6 +26,7 @@ from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
 from ludus.errors import ConfigError
 from ludus.models.cached_attention import Shape
+from ludus.models.faults import is_out_of_memory
 from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.served import serve
 
@@ -49,7 +54,19 @@ class CudaPolicies(Policies):
         self._each = -(-(max_tokens + decode_steps) // PAGE)
         self._scoring, self._num_slots = num_slots, num_slots
         self._shape = Shape.of(model)
+        self.most_scored = max_tokens
         self._allocate(self._affordable(memory, max_tokens=max_tokens))
+        synchronise(self.device)  # what was made here is used on another stream
+
+    def at_home(self) -> AbstractContextManager[object]:
+        """The device, and a stream of its own: see the module."""
+        return own_stream(self.device)
+
+    def spare(self) -> PreTrainedModel:
+        with current(self.device):
+            model = super().spare()
+            synchronise(self.device)  # as above: a copy that is still under way would overwrite what is installed
+        return model
 
     # -------------------------------------------------------------------------------------------- memory
 
@@ -78,7 +95,9 @@ class CudaPolicies(Policies):
             pages = 1 + count + self._each
             self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
             return
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             cause = error.with_traceback(None)  # its frames hold the half that was had
         less = count // 2
         if less < self._each:
@@ -97,6 +116,7 @@ class CudaPolicies(Policies):
         less = self.num_pages // 2
         if less < self._each:
             return False
+        synchronise(self.device)  # the memory may go to another stream
         del self.pages, self._passes
         empty_cache()
         self._allocate(less)
@@ -126,7 +146,8 @@ class CudaPolicies(Policies):
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         super().install(policy, tensors)
-        synchronise(self.device)  # whoever measures a load measures the copies, not their launch
+        # `tensors` may be dropped now, by a trainer on another stream; and whoever measures a load measures the copies, not their launch
+        synchronise(self.device)
 
     # -------------------------------------------------------------------------------------------- passes
 
@@ -202,6 +223,13 @@ def at_once(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
+
+
+@contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Before the trainer's: the kernels of a decode step are small and many, and would each wait behind a large one."""
+    with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
+        yield
 
 
 def graph_pool() -> object:

@@ -29,6 +29,7 @@ from ludus.engines.noise import Noise
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
 from ludus.errors import EngineFailed, LudusError, border, describe
+from ludus.models.faults import is_lost, is_out_of_memory, lost
 from ludus.types import CURRENT, Completion, Sampling
 from ludus.weights.channel import Channel
 
@@ -142,6 +143,11 @@ class EmbeddedEngine:
         tokens = list(map(int, ids))
         self._check_ids(tokens, what="scored tokens")
         self._policies.model(policy)
+        if len(tokens) > self._policies.most_scored:
+            raise EngineFailed(
+                f"{len(tokens)} tokens cannot be scored at once: the engine keeps {self._policies.most_scored} per session; raise the "
+                "engine's max_tokens (rollout.max_tokens), or give fewer"
+            )
         if len(tokens) == 1:
             return []
         return await self._between_steps(lambda: self._policies.score(tokens, policy=policy, temperature=temperature))
@@ -164,6 +170,12 @@ class EmbeddedEngine:
 
     async def release(self, session_id: str) -> None:
         self._inbox.put(lambda: self._schedule.release(session_id))
+
+    async def ended(self) -> None:
+        """Raises EngineFailed when the engine has ended, and does not return before: for whoever would otherwise go on without it."""
+        call = _Call(asyncio.get_running_loop().create_future())
+        self._submit(lambda: None, call=call)
+        await call.future
 
     async def close(self) -> None:
         """Whoever still waits gets EngineFailed."""
@@ -232,21 +244,16 @@ class EmbeddedEngine:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)  # torch keeps it per thread: the trainer's stays as it is
-            if self._policies.device.type == "cuda":
-                torch.cuda.set_device(self._policies.device)  # of this thread: where its kernels go
-            with torch.inference_mode():
+            with self._policies.at_home(), torch.inference_mode():
                 while self._take_commands():
                     self._within_memory(self._step)
         except EngineFailed as error:
             failure = error
-        except torch.AcceleratorError as error:
-            failure = EngineFailed(
-                f"{self._policies.device} stopped answering: {describe(error)}. nvidia-smi and the kernel's log may tell why; "
-                "when it is back, go on with --resume"
-            )
-            failure.__cause__ = error
         except BaseException as error:
-            failure = EngineFailed(f"the engine's thread died: {describe(error)}")
+            cause = describe(error)
+            failure = EngineFailed(
+                lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
+            )
             failure.__cause__ = error
         self._end(failure)
 
@@ -271,7 +278,9 @@ class EmbeddedEngine:
         """Where the device's memory runs out, the cache is halved, once, and what ran is computed again."""
         try:
             return action()
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             failure = EngineFailed(
                 f"the engine ran out of memory on {self._policies.device}: {describe(error)}. Lower engine.memory, engine.prefill_tokens "
                 "or engine.max_running, or give the trainer a device of its own (devices)"

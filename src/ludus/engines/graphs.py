@@ -253,15 +253,18 @@ def tokens_bucket(num: int, *, most: int) -> int:
 
 
 def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:
-    """`work` as a graph. It is run twice before, on a stream of its own, so that everything it compiles or allocates is there."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    """`work` as a graph, captured on this thread's stream, whose priority its kernels get; the default one cannot be captured. It is run
+    twice before, so that everything it compiles or allocates is there."""
+    here = torch.cuda.current_stream()
+    stream = torch.cuda.Stream() if here == torch.cuda.default_stream() else here
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
         for _ in range(2):
             work()
-    torch.cuda.current_stream().wait_stream(side)
+    here.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    # thread_local: other threads, such as a trainer's, go on allocating and launching meanwhile
+    with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         work()
     return graph
 

@@ -6,7 +6,9 @@ Promise: weights change between two passes and completely, or not at all.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -37,6 +39,13 @@ class Policies:
             self.cache = KeyValueCache(
                 Shape.of(model), slots=num_slots, length=max_tokens, dtype=self.dtype, device=self.device
             )
+
+        self.most_scored: float = math.inf
+        """Tokens that `score` takes at once."""
+
+    def at_home(self) -> AbstractContextManager[object]:
+        """Around all that the engine's thread does: its kernels go to the device of the weights."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _take(self, model: PreTrainedModel) -> None:
         self._models = {CURRENT: model}

@@ -10,7 +10,7 @@ from typing import Any
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
 from ludus.launch.collecting import plan_attempts, play_all
-from ludus.launch.devices import make_current
+from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.parts import Parts, beginning, make_arena, make_parts
 from ludus.rollout.chat import Chat
 from ludus.rollout.speaker import SolverSpeaker
@@ -46,14 +46,20 @@ async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[
 
 
 def _clone(model: Any, sequences: list[Sequence], config: RunConfig, recorder: Recorder) -> dict[str, float]:
-    make_current(model.device)
-
     def record(step: int, metrics: dict[str, float]) -> None:
         recorder.metrics(step + 1, {f"optimizer/{name}": value for name, value in metrics.items()})
 
-    return clone(
-        model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed, on_step=record
-    )
+    make_current(model.device)
+    with naming_loss(model.device):
+        return clone(
+            model,
+            sequences,
+            config=config.sft,
+            trainer=config.trainer,
+            lora=config.lora,
+            seed=config.seed,
+            on_step=record,
+        )
 
 
 def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajectory]:

@@ -10,7 +10,8 @@ import torch
 
 from ludus.config import EngineConfig, RunConfig
 from ludus.errors import TrainerFailed, describe
-from ludus.models.load import device_name, resolve_device, resolve_dtype
+from ludus.models.faults import is_lost, lost
+from ludus.models.load import device_name, has_bfloat16, resolve_device, resolve_dtype
 
 ALONE = 0.8
 """Share of a GPU's memory for keys and values where the trainer is elsewhere."""
@@ -49,11 +50,10 @@ def naming_loss(device: torch.device) -> Iterator[None]:
     """A GPU that disappears while it trains is a named failure; the engine names its own."""
     try:
         yield
-    except torch.AcceleratorError as error:
-        raise TrainerFailed(
-            f"{device} stopped answering: {describe(error)}. nvidia-smi and the kernel's log may tell why; when it is back, go on with "
-            "--resume"
-        ) from error
+    except RuntimeError as error:
+        if not is_lost(error):
+            raise
+        raise TrainerFailed(lost(device, describe(error))) from error
 
 
 def chosen(config: RunConfig) -> list[str]:
@@ -65,6 +65,8 @@ def chosen(config: RunConfig) -> list[str]:
         f"engine on {_named(devices.engine)}, trainer on {_named(devices.trainer)}, {str(dtype).removeprefix('torch.')}",
         f"engine.max_running {engine.max_running}, engine.max_cached {engine.max_cached}, engine.prefill_tokens {engine.prefill_tokens}",
     ]
+    if dtype == torch.float32 and not has_bfloat16(devices.engine):
+        lines.append(f"{devices.engine} has no bfloat16: float32 takes twice the memory, and is slower")
     if devices.engine.type == "cuda":
         unit = "of the device's memory" if engine.memory <= 1 else "GiB"
         lines.append(f"engine.memory {engine.memory:g} {unit} for keys and values")

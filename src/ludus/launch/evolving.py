@@ -16,7 +16,7 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
-from ludus.launch.devices import make_current
+from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
 from ludus.rollout.arena import Arena
 from ludus.rollout.play import Attempt, play
@@ -100,7 +100,8 @@ class _Evolution:
         self.model = self.parts.load_model()
         make_current(self.model.device)
         config = self.config
-        clone(self.model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed)
+        with naming_loss(self.model.device):
+            clone(self.model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed)
 
 
 async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:

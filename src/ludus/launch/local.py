@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
-from ludus.errors import CheckpointFailed, ConfigError
+from ludus.errors import CheckpointFailed, ConfigError, first_fault
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
@@ -69,6 +69,7 @@ async def train(
                 parts = await make_parts(config, folder=folder.path)
                 closing.push_async_callback(parts.client.close)
                 make_current(parts.devices.trainer)
+                closing.enter_context(naming_loss(parts.devices.trainer))
                 training = _Training(parts, recorder=recorder)
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
@@ -154,8 +155,7 @@ class _Training:
             before = await self.evaluate(self.trainer.version)
         if on_loop is not None:
             on_loop(self.loop)
-        with naming_loss(self.parts.devices.trainer):
-            await self.loop.run()
+        await self._run_loop()
         self.checkpoint(self.loop.state())
         after = None
         if self.config.evaluation.every and not self.loop.stopped:
@@ -166,6 +166,16 @@ class _Training:
         self.recorder.event("finished" if finished else "stopped", version=self.trainer.version)
         paths = {"export": str(whole), "report": str(report)}
         return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
+
+    async def _run_loop(self) -> None:
+        """An engine that has ended ends the run at once: every session would fail, be counted as bad luck, and be played again."""
+        try:
+            async with asyncio.TaskGroup() as both:
+                watching = both.create_task(self.engine.ended())
+                await self.loop.run()
+                watching.cancel()
+        except BaseExceptionGroup as faults:
+            raise first_fault(faults) from faults
 
     async def evaluate(self, version: int) -> dict[str, Any]:
         if self.last_report is not None and self.last_report["version"] == version:

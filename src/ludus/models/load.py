@@ -116,11 +116,21 @@ def device_name(device: torch.device) -> str:
 
 
 def resolve_dtype(dtype: str | torch.dtype, *, device: torch.device) -> torch.dtype:
-    """auto is float32 on a CPU, where bfloat16 is slow and coarse, and bfloat16 on a GPU."""
+    """auto is float32 on a CPU, where bfloat16 is slow and coarse, and on a GPU that has no bfloat16; bfloat16 on any other."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
+        return torch.float32 if device.type == "cpu" or not has_bfloat16(device) else torch.bfloat16
     if dtype not in DTYPES:
         raise ConfigError(f"model.dtype is {dtype!r}; known: auto, {', '.join(DTYPES)}")
+    if DTYPES[dtype] == torch.bfloat16 and not has_bfloat16(device):
+        raise ConfigError(
+            f"model.dtype is 'bfloat16', but {device} ({device_name(device)}) does not compute in it: GPUs do from compute capability 8 "
+            "on (Ampere). Set model.dtype to 'float32' or 'auto', or choose another device"
+        )
     return DTYPES[dtype]
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """torch would say yes to older GPUs too, and emulate it slowly."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)

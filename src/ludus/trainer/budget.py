@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from ludus.errors import TrainerFailed, describe
+from ludus.models.faults import is_out_of_memory
 
 FIRST_TOKENS = 4096
 """On a CPU, which has enough with it, for good; on a GPU until it was measured."""
@@ -77,7 +78,9 @@ def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
     """Where nothing can be split, memory that runs out ends the run with what to change."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise TrainerFailed(
             f"{what} do not fit into the memory of {device}: {describe(error)}. A trained weight takes up to 18 bytes; train adapters "
             "(lora.rank = 16) or a smaller model, or leave the engine less of the device (engine.memory)."

@@ -23,6 +23,7 @@ class MemoryChannel:
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         snapshot = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        # reading the checksums waits for the copies: whoever fetches them may use them on another CUDA stream
         prints = {name: fingerprint(tensor) for name, tensor in snapshot.items()}
         with self._lock:
             self._versions[version] = (MappingProxyType(snapshot), prints)

@@ -21,6 +21,15 @@ def test_help_lists_every_command():
     assert all(name in result.stdout for name in COMMANDS)
 
 
+def test_the_list_of_commands_fits_a_terminal():
+    assert "..." not in ludus("--help", COLUMNS="80").stdout.partition("Commands:")[2]
+
+
+@pytest.mark.parametrize(("command", "section"), [("evolve", "[evolve] and [sft]"), ("quickstart", "[sft] section")])
+def test_help_shows_sections_in_brackets_as_they_are(command, section):
+    assert section in ludus(command, "--help").stdout
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], []])
 def test_help_imports_nothing_heavy(arguments):
     script = f"""

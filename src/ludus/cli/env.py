@@ -115,7 +115,7 @@ def play(
     task: Annotated[int, typer.Option(help="Which task of the split.")] = 0,
     seed: int = 0,
 ) -> None:
-    """Play a session in the terminal, or watch a random player or the solver."""
+    """Play a session yourself, or watch a random player or the solver."""
     import asyncio
 
     from ludus.controller.local import LocalClient

@@ -61,7 +61,7 @@ def run(
     name: Name = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
 ) -> None:
-    """Play held-out tasks and report success, reward, turns, tokens and stops. The same command goes on where it stopped."""
+    """Play held-out tasks and report success with intervals. The same command goes on where it stopped."""
     from ludus.cli.progress import Progress
     from ludus.cli.train import finish_dry_run, interruptible
     from ludus.evaluation.page import NAME
@@ -88,7 +88,7 @@ def compare(
     a: Annotated[str, typer.Argument(help="An evaluation: its folder, or its name under runs/.")],
     b: Annotated[str, typer.Argument(help="Another one, on the same tasks.")],
 ) -> None:
-    """What B gains over A, pair by pair: the same tasks and attempts, with intervals. Saved in A's folder."""
+    """What B gains over A, pair by pair. On the same tasks and attempts, with intervals; saved in A's folder."""
     from ludus.evaluation.compare import compare as compare_trajectories
     from ludus.evaluation.page import comparison_table, write_comparison
     from ludus.store.run_folder import RunFolder

@@ -26,18 +26,21 @@ COMMANDS = {
     "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning, from a run file."),
     "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model: a warm start."),
     "evolve": Place("ludus.cli.evolve", "evolve", "Play, clone one's own successes, and again (AgentEvol)."),
-    "eval": Place("ludus.cli.eval", "app", "Success on held-out tasks, with 95 % intervals; compares two models."),
+    "eval": Place("ludus.cli.eval", "app", "Success on held-out tasks; compares two models."),
     "collect": Place("ludus.cli.collect", "collect", "Store what solvers or an outside model do, for warm starts."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
-    "serve": Place("ludus.cli.serve", "app", "Serve environments: the controller and its workers."),
+    "serve": Place("ludus.cli.serve", "app", "Serve environments (controller, workers) or a model."),
     "models": Place("ludus.cli.models", "app", "List and pull known models."),
     "trajectories": Place(
         "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."
     ),
     "report": Place("ludus.cli.trajectories", "report", "Write a run's report: Markdown with plots."),
     "profile": Place("ludus.cli.profile", "profile", "Where a run's time goes, and what holds it up, in words."),
-    "doctor": Place("ludus.cli.doctor", "doctor", "What works on this machine, and what to do where it does not."),
+    "doctor": Place("ludus.cli.doctor", "doctor", "What works on this machine, and what is missing."),
 }
+
+PLAIN = None
+"""Of all help texts: rich would swallow the [section] of a run file as markup, and importing it takes as long as all the rest of --help."""
 
 
 class LazyGroup(TyperGroup):
@@ -53,15 +56,16 @@ class LazyGroup(TyperGroup):
 def load(place: Place, *, name: str) -> Any:
     found = getattr(import_module(place.module), place.attribute)
     if place.attribute == "app":
+        found.rich_markup_mode = PLAIN
         return typer.main.get_group(found)
-    only = typer.Typer(add_completion=False)
+    only = typer.Typer(add_completion=False, rich_markup_mode=PLAIN)
     only.command(name)(found)
     return typer.main.get_command(only)
 
 
 app = typer.Typer(
     cls=LazyGroup,
-    rich_markup_mode=None,  # importing rich would take as long as all the rest of --help
+    rich_markup_mode=PLAIN,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -1,4 +1,4 @@
-"""`ludus serve`: the controller, which places sessions, and the workers, which host them."""
+"""`ludus serve`: the controller, which places sessions, the workers, which host them, and a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ludus.environments import Environment
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Serve environments to other processes and machines."
+    no_args_is_help=True, add_completion=False, help="Serve environments, or a model, to other processes and machines."
 )
 
 
@@ -34,7 +34,7 @@ def controller(
         None, min=0, max=65535, help="Serve AgentRL workers that connect by gRPC, on loopback; 0 takes a free one."
     ),
 ) -> None:
-    """Serve the controller: clients open sessions, it places them on workers that register here."""
+    """Serve the controller, which places clients' sessions on workers. They register here."""
     from ludus.controller.server import Settings
     from ludus.controller.serving import serve_controller
 
@@ -74,7 +74,7 @@ def worker(
         1024.0, min=1, help="Memory beyond which it is replaced, too; at twice that it is killed."
     ),
 ) -> None:
-    """Serve a worker: it hosts sessions of these environments and registers with a controller. SIGTERM drains it."""
+    """Serve a worker, which hosts sessions for a controller. SIGTERM drains it."""
     from ludus.controller.pens import PenLimits
     from ludus.controller.worker import serve_worker
 
@@ -118,7 +118,7 @@ def engine(
         7200, min=0, max=65535, help="0 takes a free one; the line printed when ready says which."
     ),
 ) -> None:
-    """Serve a model behind an OpenAI-compatible endpoint, with the embedded engine."""
+    """Serve a model behind an OpenAI-compatible endpoint. It is the embedded engine that answers."""
     from ludus.config import load_config
     from ludus.launch.endpoint import serve_engine
 

@@ -57,6 +57,9 @@ def test_check_fails_with_what_to_do():
         (("check", "guess", "-o", "numbers"), "expected key=value"),
         (("play", "guess", "--player", "robot"), "expected person, random or solver"),
         (("play", "guess", "--task", "99999"), "tasks"),
+        (("play", "guess", "--split", "valid"), "--split is 'valid', in which 'guess' has no tasks"),
+        (("check", "os:path"), "has no `name`; expected a class"),
+        (("new", "class"), "expected a lower-case Python name"),
     ],
 )
 def test_bad_input_gets_one_clear_message(arguments, message):
@@ -87,3 +90,11 @@ def test_an_environment_that_raises_ends_the_game_with_one_message():
     result = ludus("play", "ludus.environments.fake:FakeEnvironment", "-o", "fault=raise", "--player", "solver")
     assert result.exit_code == 1
     assert "act raised RuntimeError: the fake raised" in result.output
+
+
+def test_what_an_environment_says_cannot_move_the_cursor(tmp_path):
+    code = "class A:\n    tasks = {'train': [{}]}\n    def setup(self, task, rng):\n        return '\\x1b[2Jgone'\n"
+    (tmp_path / "a.py").write_text(code + "    def act(self, text):\n        return ''\n")
+    shown = ludus("play", str(tmp_path / "a.py"), answers="").output
+    assert "\\x1b[2Jgone" in shown
+    assert "\x1b[2J" not in shown

@@ -75,7 +75,9 @@ def list_environments() -> None:
 @app.command()
 def new(name: str, folder: Annotated[Path, typer.Option(help="Where to write.")] = Path()) -> None:
     """Write NAME.py, a working environment to change, and test_NAME.py."""
-    if not name.isidentifier() or name != name.lower():
+    from keyword import iskeyword
+
+    if not name.isidentifier() or name != name.lower() or iskeyword(name):
         _fail(f"name is {name!r}; expected a lower-case Python name such as my_game")
     cls = "".join(part.capitalize() for part in name.split("_"))
     texts = {folder / f"{name}.py": _ENVIRONMENT, folder / f"test_{name}.py": _TEST}
@@ -99,8 +101,10 @@ def check_environment(
     from ludus.sandboxes.provider import Sandboxes
 
     sandboxes = Sandboxes()
-    report = check(_make(name, options), num_tasks=tasks, sandboxes=sandboxes)
-    sandboxes.close()
+    try:
+        report = check(_make(name, options), num_tasks=tasks, sandboxes=sandboxes)
+    finally:
+        sandboxes.close()
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)
@@ -138,8 +142,10 @@ async def _play(
     import random
 
     tasks = await client.tasks(environment.name, split)
+    if not tasks:
+        _fail(f"--split is {split!r}, in which {environment.name!r} has no tasks; train and test are usual")
     if not 0 <= index < len(tasks):
-        _fail(f"--task is {index}; split {split!r} of {environment.name!r} has {len(tasks)} tasks")
+        _fail(f"--task is {index}; split {split!r} of {environment.name!r} has {len(tasks)} tasks, from 0 on")
     session, rng, reward, turn = await client.open(tasks[index], seed=seed), random.Random(seed), 0.0, 0
     typer.echo(tasks[index].id)
     observation = await session.start()
@@ -200,8 +206,10 @@ def _arguments(arguments: Any) -> str:
 
 
 def _show(observation: Observation) -> None:
+    from ludus.cli.conversation import visible
+
     for message in observation.messages:
-        typer.echo(f"{message.role}: {message.content}")
+        typer.echo(f"{message.role}: {visible(message.content)}")
     notes = ["invalid"] * observation.invalid + [f"reward {observation.reward:g}"] * bool(observation.reward)
     if notes:
         typer.secho(f"  [{', '.join(notes)}]", fg="yellow")

@@ -82,6 +82,10 @@ def source_of(environment: Environment) -> str:
 def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:
     """An author's class, or a class or instance that is an Environment already, as an Environment called `name`."""
     if not isinstance(found, type):
+        if missing := [part for part in ("name", "tasks", "open") if not hasattr(found, part)]:
+            raise ConfigError(
+                f"environment {name!r} is {found!r}, which has no `{missing[0]}`; expected a class, or an instance of an Environment"
+            )
         if options:
             raise ConfigError(
                 f"environment {name!r} is an instance; options {dict(options)} can only be given to a class"

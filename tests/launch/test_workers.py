@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from ludus.config import parse_config
+from ludus.config import dump_config, load_config, parse_config
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.launch import child as child_module
 from ludus.launch.child import Child
-from ludus.launch.workers import WorkersClient
+from ludus.launch.workers import WorkersClient, hosted_part
 from ludus.types import Action
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
@@ -62,6 +62,14 @@ async def played(client: Any, task: Any = None) -> float:
     reward = sum([(await session.act(Action(word))).reward for word in task.data["words"]])
     await session.close()
     return reward
+
+
+def test_a_workers_run_file_can_be_read_whatever_the_run_says_of_environments_elsewhere(tmp_path):
+    elsewhere = {"guess": {}, "wordle": {"at": "http://127.0.0.1:7100"}}
+    sections = {"horizons": {"guess": {"turns": [2, 4], "every": 5}}, "controller": {"token_file": "token"}}
+    run = parse_config({"environments": {**FAKES, **elsewhere}, "workers": {"num": 2}, **sections})
+    (tmp_path / "run.toml").write_text(dump_config(hosted_part(run)))
+    assert load_config(tmp_path / "run.toml").environments == {"fake": run.environments["fake"]}
 
 
 def test_they_play_and_end_with_the_client_and_the_token_stays_in_memory(tmp_path):
@@ -141,7 +149,7 @@ def test_a_command_that_does_not_exist_says_so(tmp_path):
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from ludus.launch.workers import WorkersClient
+from ludus.launch.workers import WorkersClient, hosted_part
 from tests.launch.test_workers import config_of
 
 async def main():

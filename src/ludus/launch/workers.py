@@ -98,10 +98,14 @@ def _on_port(arguments: tuple[str, ...], url: str) -> tuple[str, ...]:
 
 def _worker(number: int, url: str, config: RunConfig, folder: Path, environ: dict[str, str]) -> Child:
     run_file = folder / "run.toml"
-    hosted = {name: section for name, section in config.environments.items() if section.at == WORKERS}
-    run_file.write_text(dump_config(config.model_copy(update={"environments": hosted})), encoding="utf-8")
+    run_file.write_text(dump_config(hosted_part(config)), encoding="utf-8")
     arguments = ("serve", "worker", "--run", str(run_file), "--controller", url, "--slots", str(config.workers.slots))
     return Child(f"worker {number}", *arguments, log=folder / f"worker-{number}.log", environ=environ)
+
+
+def hosted_part(config: RunConfig) -> RunConfig:
+    """What a worker has to know of the run: its environments. What else the run says may be about those that are elsewhere."""
+    return RunConfig(environments={name: e for name, e in config.environments.items() if e.at == WORKERS})
 
 
 async def _listening(controller: Child, *, deadline_s: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import shutil
 import subprocess
 import tarfile
@@ -46,14 +47,13 @@ def container_service() -> Iterator[Path]:
         )  # fmt: skip
     try:
         if (
-            not wait_for(lambda: socket.is_socket() or service.poll() is not None, patience_s=20)
+            not wait_for(lambda: socket.is_socket() or service.poll() is not None, patience_s=60)
             or service.poll() is not None
         ):
             pytest.skip(f"podman's service does not start here: {(folder / 'log').read_text().strip()[-300:]}")
         import_image(socket)
         yield socket
     finally:
-        os.environ.pop("DOCKER_HOST", None)
         end_service(service, socket)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,13 +93,18 @@ def import_image(socket: Path) -> None:
         assert answer.status_code == 200, answer.text
 
 
-def wait_for(fact, *, patience_s: float = 10.0) -> bool:
+def wait_for(fact, *, patience_s: float = 60.0) -> bool:
     until_s = time.monotonic() + patience_s
     while time.monotonic() < until_s:
         if fact():
             return True
         time.sleep(0.01)
     return bool(fact())
+
+
+def new_marker() -> str:
+    """So many seconds does nobody else sleep, neither in another test nor in another run of them."""
+    return str(10**8 + secrets.randbelow(10**8))
 
 
 def sleeping(marker: str) -> list[int]:
@@ -113,6 +118,16 @@ def sleeping(marker: str) -> list[int]:
         if marker.encode() in words and b"sleep" in words:
             found.append(int(pid))
     return found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _docker_host() -> Iterator[None]:
+    """What `need` sets is unset after each file: other tests of this process would find our service."""
+    before = os.environ.get("DOCKER_HOST")
+    yield
+    os.environ.pop("DOCKER_HOST", None)
+    if before is not None:
+        os.environ["DOCKER_HOST"] = before
 
 
 def make_state(folder: Path) -> Path:

@@ -1,5 +1,7 @@
 """Control groups of version 1, 2 and mixed, as kernels tell of them, and the ones of this machine."""
 
+import os
+
 import pytest
 
 from ludus.sandboxes import cgroups
@@ -60,10 +62,11 @@ def test_a_group_of_this_machine_is_made_limited_and_removed():
     trees = cgroups.find()
     if not trees.places:
         pytest.skip("this process may make no control groups")
-    group = cgroups.make(trees, "test-group", Room(num_processes=7))
+    name = f"test-group-{os.getpid()}"
+    group = cgroups.make(trees, name, Room(num_processes=7))
     assert all(folder.is_dir() for folder in group.folders)
     if "pids" in trees.places:
-        assert (trees.places["pids"][1] / "test-group/pids.max").read_text().strip() == "7"
+        assert (trees.places["pids"][1] / name / "pids.max").read_text().strip() == "7"
     assert group.remove()
     assert not any(folder.exists() for folder in group.folders)
     assert group.remove(), "twice is fine"

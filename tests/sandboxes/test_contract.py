@@ -1,13 +1,12 @@
 """What every driver promises, on real sandboxes."""
 
-import os
 import threading
 
 import pytest
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import Limits
-from tests.sandboxes.conftest import on, sleeping, wait_for
+from tests.sandboxes.conftest import new_marker, on, sleeping, wait_for
 
 every = on("process", "namespace", "container")
 
@@ -35,12 +34,12 @@ def test_a_process_whose_streams_one_holds_answers_as_it_is_asked(sandbox):
     running = sandbox.attach(["/bin/sh", "-c", "while read word; do echo $word; done; exit 6"])
     try:
         for word in (b"one", b"two"):
-            running.send(word + b"\n", timeout_s=5)
-            assert running.receive(10) == (1, word + b"\n")
+            running.send(word + b"\n", timeout_s=60)
+            assert running.receive(60) == (1, word + b"\n")
         assert running.receive(0.05) is None
     finally:
         running.kill()
-        assert running.exit_code(10) == 137
+        assert running.exit_code(60) == 137
         running.close()
 
 
@@ -98,8 +97,8 @@ def test_a_shell_that_ends_says_so_and_the_next_command_meets_a_new_one(sandbox)
 def test_a_command_in_a_shell_that_is_out_of_time_is_killed_and_the_next_one_works(sandbox):
     shell = sandbox.shell()
     shell.run("true")
-    marker = str(75000 + os.getpid())
-    done = shell.run(f"echo begun; sleep {marker}", limits=Limits(time_s=0.5))
+    marker = new_marker()
+    done = shell.run(f"echo begun; sleep {marker}", limits=Limits(time_s=1.5))
     assert (done.exit_code, done.stdout, done.timed_out, done.restarted) == (137, "begun\n", True, True)
     assert shell.run("echo next").stdout == "next\n"
     assert wait_for(lambda: not sleeping(marker))
@@ -115,22 +114,24 @@ def test_commands_do_not_eat_what_is_meant_for_the_shell(sandbox):
 @every
 def test_output_that_a_background_process_writes_later_ends_no_other_command(sandbox):
     shell = sandbox.shell()
-    shell.run("(sleep 0.2; echo late) &")
-    assert shell.run("sleep 0.4; exit_code=7; echo mine; (exit $exit_code)").exit_code == 7
+    shell.run("(while [ ! -e go ]; do sleep 0.01; done; echo late; touch gone) &")
+    wait_and_fail = "touch go; while [ ! -e gone ]; do sleep 0.01; done; exit_code=7; echo mine; (exit $exit_code)"
+    assert shell.run(wait_and_fail).exit_code == 7
     assert shell.run("echo after").stdout == "after\n"
 
 
 @on("process", "namespace", "container", fixture="own_sandbox")
 def test_closing_ends_a_command_that_runs_and_can_be_done_twice(own_sandbox):
     sandbox = own_sandbox
-    answers = []
-    thread = threading.Thread(target=lambda: answers.append(sandbox.run("sleep 1000", limits=Limits(time_s=60))))
+    answers, marker = [], new_marker()
+    command, limits = f"sleep {marker}", Limits(time_s=600)
+    thread = threading.Thread(target=lambda: answers.append(sandbox.run(command, limits=limits)))
     shell = sandbox.shell()
     shell.run("true")
     thread.start()
-    threading.Event().wait(0.3)
+    assert wait_for(lambda: sleeping(marker))
     sandbox.close()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert answers[0].exit_code == 137
     sandbox.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,9 @@ import pytest
 from ludus.controller.local import LocalClient
 from ludus.environments import check
 from ludus.environments.registry import make, wrap
-from ludus.sandboxes.lease import home_of
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, ToolCall
-from tests.sandboxes.conftest import make_state, need, sleeping, wait_for
+from tests.sandboxes.conftest import make_state, need, new_marker, sleeping, wait_for
 from tests.sandboxes.words import PennedWords, Words
 
 
@@ -58,7 +56,7 @@ def test_a_session_is_played_in_its_sandbox_and_leaves_nothing(author, state):
 
 
 def test_a_session_that_is_closed_while_a_command_runs_ends_the_command(state):
-    marker = str(73000 + os.getpid())
+    marker = new_marker()
 
     async def play() -> None:
         client = LocalClient([wrap(Words, name="words")])
@@ -89,7 +87,7 @@ def test_env_check_plays_a_sandboxed_environment(state):
 
 def test_a_worker_that_is_killed_leaves_no_sandbox(state):
     """The worker's whole process, not only its provider: what a controller sees die."""
-    marker = str(74000 + os.getpid())
+    marker = new_marker()
     script = f"""
 import asyncio
 from ludus.controller.local import LocalClient
@@ -111,14 +109,18 @@ asyncio.run(host())
     worker = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     assert worker.stdout is not None
     assert worker.stdout.readline().strip() == "ready"
-    assert len(sleeping(marker)) == 2
+    assert wait_for(lambda: len(sleeping(marker)) == 2), "both have been forked, and become sleeps in a moment"
     worker.kill()
     worker.communicate()
     assert wait_for(lambda: not sleeping(marker))
     after = Sandboxes(state=state)
     try:
-        after.sweep()
-        assert wait_for(lambda: len(list((state / "leases").glob(f"{home_of(state)}-*"))) == 1 or not after.sweep())
-        assert list((state / "labels").iterdir()) == []
+        assert wait_for(lambda: leaves_no_label(after, state))
     finally:
         after.close()
+
+
+def leaves_no_label(sandboxes: Sandboxes, state: Path) -> bool:
+    """A pen's lease ends with the pen, a moment after its worker."""
+    sandboxes.sweep()
+    return list((state / "labels").iterdir()) == []

@@ -8,16 +8,16 @@ import pytest
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import MAX_COMMAND_BYTES, Limits
-from tests.sandboxes.conftest import ROOM, need, on, sleeping, wait_for
+from tests.sandboxes.conftest import ROOM, need, new_marker, on, sleeping, wait_for
 
 every = on("process", "namespace", "container")
 contained = on("namespace", "container")
-QUICK = Limits(time_s=20)
+QUICK = Limits(time_s=60)
 
 
 @every
 def test_a_command_that_never_ends_is_killed_with_what_it_started(sandbox):
-    marker = str(76000 + os.getpid())
+    marker = new_marker()
     done = sandbox.run(f"sleep {marker} & sleep {marker}", limits=Limits(time_s=0.5))
     assert (done.exit_code, done.timed_out) == (137, True)
     assert wait_for(lambda: not sleeping(marker))
@@ -25,7 +25,7 @@ def test_a_command_that_never_ends_is_killed_with_what_it_started(sandbox):
 
 @on("process", "namespace")
 def test_what_a_finished_command_left_behind_is_killed(sandbox):
-    marker = str(77000 + os.getpid())
+    marker = new_marker()
     done = sandbox.run(f"sleep {marker} & echo done")
     assert (done.stdout, done.timed_out) == ("done\n", False)
     assert wait_for(lambda: not sleeping(marker))
@@ -170,7 +170,11 @@ def test_code_inside_has_no_rights_and_gets_none(sandbox):
 @contained
 def test_processes_of_this_machine_are_not_seen(sandbox):
     assert str(os.getpid()) not in sandbox.run("ls /proc | grep '^[0-9]*$'").stdout.split()
-    assert len(sandbox.run("ls /proc | grep '^[0-9]*$'").stdout.split()) < 12
+    assert wait_for(lambda: num_processes(sandbox) < 12)
+
+
+def num_processes(sandbox):
+    return len(sandbox.run("ls /proc | grep '^[0-9]*$'").stdout.split())
 
 
 @contained
@@ -201,7 +205,7 @@ def test_a_memory_bomb_is_killed_and_the_sandbox_goes_on(sandbox):
 def test_a_fork_bomb_is_bounded_and_leaves_nothing(sandbox):
     sandbox.run("f() { f | f & }; f; sleep 1000", limits=Limits(time_s=1))
     assert sandbox.run("echo alive").stdout == "alive\n"
-    assert len(sandbox.run("ls /proc | grep '^[0-9]*$'").stdout.split()) < 12
+    assert wait_for(lambda: num_processes(sandbox) < 12)
     shell = sandbox.shell()
     shell.run("f() { f | f & }; f; sleep 1000", limits=Limits(time_s=1))
     assert sandbox.run("echo alive").stdout == "alive\n"
@@ -211,7 +215,7 @@ def test_a_fork_bomb_is_bounded_and_leaves_nothing(sandbox):
 @contained
 def test_a_fork_bomb_stays_within_its_number_of_processes(sandbox):
     forks = "i=0; while [ $i -lt 200 ]; do sleep 3 & i=$((i + 1)); done; ls /proc | grep -c '^[0-9]*$'"
-    done = sandbox.run(forks, limits=Limits(time_s=2))
+    done = sandbox.run(forks, limits=Limits(time_s=4))
     assert "fork" in done.stderr
     assert wait_for(
         lambda: sandbox.run("true").ok
@@ -238,6 +242,6 @@ def test_two_sandboxes_do_not_see_each_other(sandbox, provider, request):
 def test_a_sandbox_that_kills_everything_it_can_is_reported_or_goes_on(own_sandbox):
     shell = own_sandbox.shell()
     done = shell.run("kill -9 -1; kill -9 1; kill -USR1 1; true", limits=Limits(time_s=5))
-    assert done.exit_code != 0 or done.ok
+    assert done.ok or done.restarted, "it goes on, or it is reported"
     with contextlib.suppress(SandboxFailed):  # the container is gone, and says so
         assert own_sandbox.run("echo alive").stdout == "alive\n"

@@ -58,7 +58,7 @@ def test_a_warm_container_is_told_whose_it_is_when_it_is_taken(tmp_path, request
     sandboxes = Sandboxes(run="r", state=state, warm=1)
     try:
         sandboxes.open(asked, session="first").close()
-        assert wait_for(lambda: sandboxes._pool.num_ready(asked) == 1, patience_s=30)
+        assert wait_for(lambda: sandboxes._pool.num_ready(asked) == 1)
         warm = sandboxes.open(asked, session="second")
         assert '"session": "second"' in (state / "labels" / warm.label.id).read_text()
         assert warm.run("echo warm").stdout == "warm\n"

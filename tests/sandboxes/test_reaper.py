@@ -15,7 +15,7 @@ from ludus.sandboxes.docker_api import DockerApi
 from ludus.sandboxes.lease import Lease, home_of, is_alive
 from ludus.sandboxes.provider import Sandboxes, _quietly
 from ludus.sandboxes.sandbox import Need
-from tests.sandboxes.conftest import IMAGE, make_state, need, sleeping, wait_for
+from tests.sandboxes.conftest import IMAGE, make_state, need, new_marker, sleeping, wait_for
 
 OWNER = """
 import sys, time
@@ -54,7 +54,7 @@ def state(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("level", ["process", "namespace", "container"])
 def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, request):
     need(level, request)
-    marker = str(70000 + os.getpid())
+    marker = new_marker()
     owner = start_owner(level, state, marker)
     try:
         assert wait_for(lambda: len(sleeping(marker)) == 2), "both have been forked, and become sleeps in a moment"
@@ -65,13 +65,11 @@ def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, re
         assert wait_for(lambda: not sleeping(marker)), "a namespace ends with its owner, without a reaper"
     with_reaper = Sandboxes(state=state, warm=0)
     try:
-        with_reaper.sweep()
+        assert wait_for(lambda: leaves_no_group(with_reaper, state))
         assert wait_for(lambda: not sleeping(marker))
-        with_reaper.sweep()  # groups whose processes had not quite gone
         assert list((state / "labels").iterdir()) == []
         assert list((state / "folders").iterdir()) == []
         assert len(list((state / "leases").iterdir())) == 1, "only the reaper's own"
-        assert cgroups.leftovers(home_of(state)) == {}
         if level == "container":
             api = DockerApi(Path(os.environ["DOCKER_HOST"].removeprefix("unix://")))
             assert api.containers(f"ludus.home={home_of(state)}") == []
@@ -80,10 +78,16 @@ def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, re
         with_reaper.close()
 
 
+def leaves_no_group(sandboxes: Sandboxes, state: Path) -> bool:
+    """A group goes with the sweep that finds it empty, and its last processes may take a moment."""
+    sandboxes.sweep()
+    return cgroups.leftovers(home_of(state)) == {}
+
+
 def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
     asked = need("namespace", request)
     with_holder = Sandboxes(state=state, warm=0)
-    marker = str(71000 + os.getpid())
+    marker = new_marker()
     try:
         sandbox = with_holder.open(asked)
         sandbox.shell().run(f"sleep {marker} &")
@@ -99,8 +103,9 @@ def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(stat
 def test_a_stopped_holder_does_not_save_what_hangs_on_it(state, request):
     """The worst case: it cannot notice its owner's death. The reaper finds it by its mark."""
     need("namespace", request)
-    marker = str(72000 + os.getpid())
+    marker = new_marker()
     owner = start_owner("namespace", state, marker)
+    assert wait_for(lambda: len(sleeping(marker)) == 2)
     holders = [int(pid) for pid in _children(owner.pid)]
     inner = [pid for holder in holders for pid in _children(holder)]
     for pid in inner:

@@ -14,7 +14,7 @@ from ludus.sandboxes.sandbox import Finished, Limits, decoded
 
 FLOOD_BYTES = 32 * 2**20
 """A command that writes more than this is killed: reading on would only keep this machine busy."""
-GRACE_S = 2.0
+GRACE_S = 5.0
 """How long a killed process may take to be gone."""
 DRAIN_S = 0.25
 _CHUNK = 64 * 1024
@@ -83,14 +83,24 @@ def gather(running: Running, *, limits: Limits) -> Gathered:
     code, in_time = None, True
     try:
         if _read_to_the_end(running, out, err, deadline_s=deadline_s):
-            code = running.exit_code(max(GRACE_S / 4, deadline_s - time.monotonic()))
+            code = running.exit_code(max(GRACE_S / 10, deadline_s - time.monotonic()))
         in_time = code is not None or out.num_bytes + err.num_bytes > FLOOD_BYTES
         if code is None:
-            running.kill()
-            running.exit_code(GRACE_S)
+            end(running)
     finally:
         running.close()
     return Gathered(out, err, 137 if code is None else code, timed_out=not in_time)
+
+
+def end(running: Running) -> None:
+    """Kills it and waits until it is gone: what kills all that runs in a container must not come upon the next command. What it still
+    says is read and dropped, because a service may wait for that."""
+    running.kill()
+    until_s = time.monotonic() + GRACE_S
+    while (event := running.receive(max(0.0, until_s - time.monotonic()))) is not None and event[0]:
+        if time.monotonic() > until_s:
+            break
+    running.exit_code(max(0.0, until_s - time.monotonic()))
 
 
 def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: float) -> bool:
@@ -156,11 +166,8 @@ class Pipes:
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
         until_s = time.monotonic() + timeout_s
         while self._streams:
-            now_s = time.monotonic()
-            if self._ended_by_s is not None and now_s >= self._ended_by_s:
-                break
             stop_s = until_s if self._ended_by_s is None else min(until_s, self._ended_by_s)
-            ready = [fd for fd, _ in self._poll.poll(max(0.0, stop_s - now_s) * 1000)]
+            ready = [fd for fd, _ in self._poll.poll(max(0.0, stop_s - time.monotonic()) * 1000)]
             readable = [fd for fd in ready if fd in self._streams]
             if readable:
                 data = os.read(readable[0], _CHUNK)
@@ -171,6 +178,8 @@ class Pipes:
                 self._poll.unregister(self._done)
                 self._end()
                 self._ended_by_s = time.monotonic() + DRAIN_S
+            elif self._ended_by_s is not None and time.monotonic() >= self._ended_by_s:
+                break  # only once nothing is left to read: whoever was late finds all that was written in time
             elif time.monotonic() >= until_s:
                 return None
         return 0, b""

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.running import FLOOD_BYTES, GRACE_S, Kept, Running
+from ludus.sandboxes.running import FLOOD_BYTES, GRACE_S, Kept, Running, end
 from ludus.sandboxes.sandbox import Finished, Limits, encoded, refusal
 
 SETUP = b"""exec 8>&1 9>&2
@@ -42,7 +42,7 @@ class PersistentShell:
                 running = self._sent(text, limits=limits)
             except TimeoutError:  # stopped, or stuck: it does not even read
                 if self._running is not None:
-                    self._running.kill()
+                    end(self._running)
                 self._end()
                 return Finished(137, timed_out=True, restarted=True)
             return self._collect(running, marker=f"{first}{second}".encode(), limits=limits)
@@ -102,7 +102,7 @@ class PersistentShell:
         intact = out.ended and err.ended
         if not intact:
             if code is None:
-                running.kill()
+                end(running)
             self._end()
             out.give_up()
             err.give_up()

@@ -7,12 +7,13 @@ import json
 
 import pytest
 
-from ludus.config import EngineConfig
+from ludus.config import EngineConfig, parse_config
 from ludus.errors import ConfigError
 from ludus.launch.cloning import sft
-from ludus.launch.collecting import collect
+from ludus.launch.collecting import collect, plan_attempts
 from ludus.store.dataset import write_dataset
 from ludus.store.run_folder import RunFolder
+from ludus.types import Task
 from tests.e2e.runs import GUESS, make_config
 from tests.launch.chat_stub import ChatStub, guesses
 
@@ -83,3 +84,19 @@ def test_a_collection_goes_on_and_another_one_is_not_mixed_into_it(tmp_path):
     assert len({each.trajectory.id for each in stored}) == len(stored) == 12
     with pytest.raises(ConfigError, match=r"sft.mistakes is 0.0 there and 0.5 here"):
         gather(make_config(tmp_path, "unused", sft={**SFT, "mistakes": 0.5}))
+
+
+def test_few_sessions_are_divided_so_that_every_environment_plays():
+    config = parse_config({"environments": {"guess": {"weight": 9}, "wordle": {}, "maze": {}}})
+    tasks = {name: [Task(f"{name}/train/{index}", name, "train") for index in range(2)] for name in config.environments}
+    plans = [plan_attempts(tasks, config=config, num=2, prefix="p", number=number) for number in range(2)]
+    assert [attempt.session_id for attempt in plans[0]] == ["p-guess-0", "p-guess-1", "p-wordle-0", "p-maze-0"]
+    assert [attempt.task.id for attempt in plans[1][-2:]] == ["wordle/train/1", "maze/train/1"], "goes on"
+
+
+def test_trajectories_of_held_out_tasks_alone_are_not_cloned(blank_model, tmp_path):
+    config = make_config(tmp_path, blank_model, name="held", sft=SFT)
+    gather(config, split="test")
+    again = make_config(tmp_path, blank_model, name="clone", sft={**SFT, "trajectories": str(config.folder)})
+    with pytest.raises(ConfigError, match="of split test alone, which are held out"):
+        asyncio.run(sft(again))

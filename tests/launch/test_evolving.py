@@ -34,3 +34,10 @@ def test_without_a_success_the_next_move_is_told(small_model, tmp_path):
     config = make_config(tmp_path, small_model, sft=SFT, evolve={"num_trajectories": 4, "min_reward": 2.0})
     with pytest.raises(ConfigError, match=r"of 4 trajectories none had a reward of at least 2 .*ludus sft"):
         asyncio.run(evolve(config))
+
+
+def test_a_server_cannot_evolve_and_leaves_no_run_folder(small_model, tmp_path):
+    config = make_config(tmp_path, small_model, engine={"kind": "server", "url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(ConfigError, match=r"engine\.kind is 'server'.*needs 'embedded'"):
+        asyncio.run(evolve(config))
+    assert not config.folder.exists()

@@ -76,13 +76,26 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
 
 
 async def _trajectories(parts: Parts, recorder: Recorder) -> list[Trajectory]:
-    if parts.config.sft.trajectories:
-        stored = _stored(parts.config.sft.trajectories, root=parts.config.store.folder)
-        return [each.trajectory for each in stored if each.split == "train"]
+    if source := parts.config.sft.trajectories:
+        return _of_train(_stored(source, root=parts.config.store.folder), source=source)
     played = await solver_trajectories(parts)
     for trajectory in played:
         recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
     return played
+
+
+def _of_train(stored: Iterable[StoredTrajectory], *, source: str) -> list[Trajectory]:
+    """Never those of held-out tasks: what is cloned could not be evaluated on them any more."""
+    found, others = list[Trajectory](), set[str]()
+    for each in stored:
+        found += [each.trajectory] if each.split == "train" else []
+        others |= {each.split} - {"train"}
+    if others and not found:
+        raise ConfigError(
+            f"sft.trajectories {source!r} holds trajectories of split {', '.join(sorted(others))} alone, which are held out; expected "
+            "some of split train, as `ludus collect` stores them unless --split says otherwise"
+        )
+    return found
 
 
 def _stored(source: str, *, root: str) -> Iterable[StoredTrajectory]:
@@ -96,7 +109,9 @@ async def solver_trajectories(parts: Parts) -> list[Trajectory]:
     """The environments' solvers on train tasks, with the run file's share of mistakes."""
     config = parts.config
     arena = make_arena(parts, SolverSpeaker(parts.chat, mistakes=config.sft.mistakes))
-    return await play_all(plan_attempts(await parts.tasks("train"), config=config, prefix="solver"), arena=arena)
+    num = config.sft.num_trajectories
+    attempts = plan_attempts(await parts.tasks("train"), config=config, num=num, prefix="solver")
+    return await play_all(attempts, arena=arena)
 
 
 def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:

@@ -36,7 +36,10 @@ async def collect(
                 make = make_solver if solver else make_player
                 player = await make(config, folder=folder.path, split=split, closing=closing)
             attempts = plan_attempts(
-                await player.stage.tasks(split), config=config, prefix="solver" if solver else "model"
+                await player.stage.tasks(split),
+                config=config,
+                num=config.sft.num_trajectories,
+                prefix="solver" if solver else "model",
             )
             before = _finished(folder)
             left = [attempt for attempt in attempts if attempt.session_id not in before]
@@ -54,13 +57,16 @@ async def collect(
     return _summary(config, [*before.values(), *played], player=player.name, in_tokens=player.in_tokens)
 
 
-def plan_attempts(tasks: Mapping[str, Sequence[Task]], *, config: RunConfig, prefix: str) -> list[Attempt]:
-    """`sft.num_trajectories`, divided between the environments by weight; each goes round its tasks."""
+def plan_attempts(
+    tasks: Mapping[str, Sequence[Task]], *, config: RunConfig, num: int, prefix: str, number: int = 0
+) -> list[Attempt]:
+    """`num` sessions, divided between the environments by weight, one each at least; each goes round its tasks. With `number` n it is the
+    n-th such plan, which goes on where the one before it ended."""
     total = sum(section.weight for section in config.environments.values())
     attempts = []
     for name, listed in tasks.items():
-        count = round(config.sft.num_trajectories * config.environments[name].weight / total)
-        for index in range(count):
+        count = max(1, round(num * config.environments[name].weight / total))
+        for index in range(number * count, (number + 1) * count):
             seed = derive(config.seed, prefix, name, index)
             attempts.append(Attempt(f"{prefix}-{name}-{index}", listed[index % len(listed)], seed=seed))
     return attempts

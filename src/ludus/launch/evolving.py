@@ -16,12 +16,10 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
+from ludus.launch.collecting import plan_attempts, play_all
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
-from ludus.rollout.arena import Arena
-from ludus.rollout.play import Attempt, play
 from ludus.rollout.speaker import PolicySpeaker
-from ludus.seeds import derive
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.lora import export, merged_tensors
@@ -29,11 +27,14 @@ from ludus.trainer.sft import clone
 from ludus.types import Sequence, Trajectory
 from ludus.weights.memory import MemoryChannel
 
-MAX_CONCURRENT = 64
-
 
 async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
     """All rounds; returns the success of each round's policy while it played, and where the last clone is."""
+    if config.engine.kind != "embedded":
+        raise ConfigError(
+            f"engine.kind is {config.engine.kind!r}, which cannot load the next round's model; `ludus evolve` needs 'embedded'. "
+            "`ludus collect --model URL` and `ludus sft` clone what a server says"
+        )
     folder = RunFolder.create(config)
     store = config.store
     with Recorder(
@@ -82,17 +83,18 @@ class _Evolution:
 
     async def _play(self, number: int) -> list[Trajectory]:
         arena = make_arena(self.parts, PolicySpeaker(self.engine))
-        total = sum(section.weight for section in self.config.environments.values())
-        attempts = []
-        for name, tasks in (await self.parts.tasks("train")).items():
-            count = round(self.config.evolve.num_trajectories * self.config.environments[name].weight / total)
-            for index in range(number * count, (number + 1) * count):
-                seed = derive(self.config.seed, "evolve", name, index)
-                attempts.append(Attempt(f"evolve-{name}-{index}", tasks[index % len(tasks)], seed=seed))
-        played = await _play_all(attempts, arena)
-        for trajectory in played:
+        attempts = plan_attempts(
+            await self.parts.tasks("train"),
+            config=self.config,
+            num=self.config.evolve.num_trajectories,
+            prefix="evolve",
+            number=number,
+        )
+
+        def record(trajectory: Trajectory) -> None:
             self.recorder.trajectory(trajectory, step=number, group_id=trajectory.task.id)
-        return played
+
+        return await play_all(attempts, arena=arena, on_trajectory=record)
 
     def _clone(self) -> None:
         """The tokens that were sampled, as they were sampled."""
@@ -102,15 +104,3 @@ class _Evolution:
         config = self.config
         with naming_loss(self.model.device):
             clone(self.model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed)
-
-
-async def _play_all(attempts: list[Attempt], arena: Arena) -> list[Trajectory]:
-    room = asyncio.Semaphore(MAX_CONCURRENT)
-
-    async def one(attempt: Attempt) -> Trajectory:
-        async with room:
-            return await play(attempt, arena=arena)
-
-    async with asyncio.TaskGroup() as playing:
-        running = [playing.create_task(one(attempt)) for attempt in attempts]
-    return [task.result() for task in running]

@@ -2,8 +2,10 @@
 
 import asyncio
 
+import httpx
 import pytest
 
+from ludus.controller import serving
 from ludus.controller.protocol import (
     Described,
     Ended,
@@ -257,6 +259,26 @@ def test_after_a_restart_sessions_whose_worker_returns_go_on_and_the_others_fail
             assert await client.open(0 if kept is one else 1) == kept, "a repeated request finds its session"
             await client.close()
             await stays.close()
+
+    run(test())
+
+
+def test_a_controller_that_stops_does_not_take_those_it_hangs_up_on_for_lost(tmp_path, monkeypatch):
+    """Its end waits for calls in progress, and that may take longer than the grace."""
+    monkeypatch.setattr(serving, "STOP_S", 1)
+
+    async def test():
+        async with httpx.AsyncClient(timeout=60) as http:
+            async with controller(state=str(tmp_path), grace_s=0.0) as served:
+                worker = await FakeWorker(served.url).join()
+                worker.may_act.clear()
+                opened = await (await FakeClient.dial(served.url)).open()
+                act, turn = f"{served.url}/sessions/{opened.session_id}/act", {"turn": 0, "action": {"content": "left"}}
+                acting = asyncio.ensure_future(http.post(act, json=turn))
+                await until(lambda: worker.acts)
+            await asyncio.gather(acting, return_exceptions=True)
+        async with controller(state=str(tmp_path)) as served:
+            assert list(served.controller.roster.sessions) == [opened.session_id]
 
     run(test())
 

@@ -114,6 +114,7 @@ class Controller:
         self._pending: dict[str, _Pending] = {}
         self._tasks: dict[tuple[str, str], tuple[Task, ...]] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self._leaving = False
 
     async def begin(self) -> None:
         rows, drained = self.journal.load()
@@ -122,6 +123,10 @@ class Controller:
         self.journal.begin()
         self._spawn(self._tick_for_ever())
         log(_log, "controller started", sessions=len(rows), drained=sorted(drained))
+
+    def leave(self) -> None:
+        """From now on nobody is lost for being late: it is we who hang up, and the next controller finds them where they are."""
+        self._leaving = True
 
     async def end(self) -> None:
         """Sessions go on where they are: a controller started after this one finds them."""
@@ -437,9 +442,9 @@ class Controller:
             self.roster.renew([session.id], now=self._clock())
 
     async def _tick_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(TICK_S)
+        while not self._leaving:
             self._do(self.roster.tick(self._clock()))
+            await asyncio.sleep(TICK_S)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

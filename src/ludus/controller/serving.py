@@ -61,6 +61,7 @@ async def serving(settings: Settings) -> AsyncIterator[Served]:
                 await door.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
             yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}", door)
         finally:
+            controller.leave()
             server.stop()
             await task
             await door.close()

@@ -67,7 +67,7 @@ def test_out_of_memory_a_step_goes_on_with_smaller_microbatches_and_is_bit_for_b
 ):
     events = []
     small, large = (make_trainer(make_model().to(dtype), microbatch_tokens=tokens) for tokens in (39, 1000))
-    large._on_event = lambda kind, **fields: events.append((kind, fields))
+    large._budget.on_event = lambda kind, **fields: events.append((kind, fields))
     expected = small.step(make_batch())
     with monkeypatch.context() as scarcity:
         scarce(scarcity, room=45, when=when)

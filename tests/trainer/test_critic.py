@@ -8,6 +8,7 @@ import torch
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.trainer import critic as critic_module
 from ludus.trainer.critic import Critic, explained, value_losses
 from ludus.types import Batch, ValueTargets
 from tests.algorithms.examples import make_trajectory
@@ -87,6 +88,47 @@ def test_a_budget_of_tokens_changes_no_step_of_the_critic():
         trainer.step(BATCH)
         learnt.append(critic.learning["head"].weight.detach().clone())
     assert torch.allclose(*learnt, atol=1e-6)
+
+
+def scarce(monkeypatch, *, room):
+    """From now on no microbatch of more than `room` tokens gets through a critic's forward pass."""
+    plain = critic_module.sampled_hidden
+
+    def limited(model, microbatch):
+        if microbatch.ids.shape[1] > room:
+            raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
+        return plain(model, microbatch)
+
+    monkeypatch.setattr(critic_module, "sampled_hidden", limited)
+
+
+@pytest.mark.parametrize("kind", ["head", "model"])
+def test_memory_that_runs_out_splits_a_critics_microbatches_and_changes_neither_its_values_nor_its_step(
+    kind, monkeypatch
+):
+    learnt, values, events = [], [], []
+    for room in (10_000, 35):
+        trainer, critic = trained(kind, steps=2)
+        critic._budget.on_event = lambda kind, **fields: events.append((kind, fields["microbatch_tokens"]))
+        with monkeypatch.context() as scarcity:
+            scarce(scarcity, room=room)
+            values.append(np.concatenate(trainer.values(TRAJECTORIES)))
+            trainer.step(BATCH)
+        learnt.append(critic.learning["head"].weight.detach().clone())
+    assert [kind for kind, _ in events] == ["out_of_memory"], "once: it stays careful"
+    assert events[0][1] <= 35
+    assert values[1] == pytest.approx(values[0], abs=1e-5)
+    assert torch.allclose(*learnt, atol=1e-6)
+
+
+def test_a_sequence_that_fits_nowhere_ends_the_run_before_critic_or_policy_have_moved(monkeypatch):
+    trainer, critic = trained("model")
+    before, head = weights_of(trainer), critic.learning["head"].weight.detach().clone()
+    scarce(monkeypatch, room=20)
+    with pytest.raises(TrainerFailed, match=r"a single sequence of \d+ tokens.*as ordered.*rollout.max_tokens"):
+        trainer.step(BATCH)
+    assert same(weights_of(trainer), before)
+    assert torch.equal(critic.learning["head"].weight, head)
 
 
 def test_a_clipped_value_gains_nothing_beyond_the_clip():

@@ -134,7 +134,7 @@ def test_compiled_layers_and_shared_beginnings_train_as_eager_ones_and_strangers
 def test_memory_that_really_runs_out_is_an_event_and_the_step_goes_on():
     events = []
     trainer, _ = make_trained(torch.bfloat16, microbatch_tokens=1 << 20)
-    trainer._on_event = lambda kind, **fields: events.append(kind)
+    trainer._budget.on_event = lambda kind, **fields: events.append(kind)
     trainer.step(make_batch())
     batch = make_batch(lengths=[400] * 400)
     total = torch.cuda.get_device_properties(0).total_memory
@@ -151,7 +151,7 @@ def test_memory_that_really_runs_out_is_an_event_and_the_step_goes_on():
 def test_the_budget_of_a_microbatch_is_measured_in_the_first_step():
     events = []
     trainer, _ = make_trained(torch.bfloat16)
-    trainer._on_event = lambda kind, **fields: events.append((kind, fields["microbatch_tokens"]))
+    trainer._budget.on_event = lambda kind, **fields: events.append((kind, fields["microbatch_tokens"]))
     trainer.step(make_batch(lengths=[400] * 20))
     assert [kind for kind, _ in events] == ["microbatch_tokens"]
     assert events[0][1] > 4096

@@ -30,6 +30,7 @@ from ludus.store.recorder import Listener, Recorder
 from ludus.store.report import write_report
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.archer import Archer
+from ludus.trainer.budget import OnEvent
 from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.lora import add_adapters, export
@@ -84,6 +85,7 @@ class _Training:
         self.channel = MemoryChannel()
         model = parts.load_model()
         add_adapters(model, self.config.lora, seed=self.config.seed)
+        on_event = _in_loop(recorder.event)
         self.trainer = Trainer(
             model,
             algorithm_loss=self.algorithm.loss,
@@ -93,8 +95,8 @@ class _Training:
             schedule=_schedule(self.config),
             reference=_reference(parts),
             entropy_gradient=self.config.algorithm.entropy_weight > 0,
-            critic=_critic(parts, policy=model),
-            on_event=_in_loop(recorder.event),
+            critic=_critic(parts, policy=model, on_event=on_event),
+            on_event=on_event,
         )
         self.engine = make_embedded_engine(parts, channel=self.channel)
         self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
@@ -222,15 +224,17 @@ def _reference(parts: Parts) -> PreTrainedModel | None:
     return load_model(name, device=parts.devices.trainer, dtype=parts.dtype)
 
 
-def _critic(parts: Parts, *, policy: PreTrainedModel) -> Critic | Archer | None:
+def _critic(parts: Parts, *, policy: PreTrainedModel, on_event: OnEvent) -> Critic | Archer | None:
     config, trainer = parts.config.critic, parts.config.trainer
     if config.kind == "none":
         return None
     if config.kind == "archer":
         discount, seed = parts.config.algorithm.discount, parts.config.seed
-        return Archer(config, encoder=parts.load_model(), trainer=trainer, discount=discount, seed=seed)
+        return Archer(
+            config, encoder=parts.load_model(), trainer=trainer, discount=discount, seed=seed, on_event=on_event
+        )
     own = parts.load_model() if config.kind == "model" else None
-    return Critic(config, policy=policy, model=own, trainer=trainer)
+    return Critic(config, policy=policy, model=own, trainer=trainer, on_event=on_event)
 
 
 def _schedule(config: RunConfig) -> Schedule:

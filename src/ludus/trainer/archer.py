@@ -22,12 +22,11 @@ from transformers import PreTrainedModel
 from ludus.algorithms.returns import token_rewards, turn_rewards
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
-from ludus.trainer.budget import FIRST_TOKENS
+from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent
 from ludus.trainer.checkpoint import Checkpoint
-from ludus.trainer.critic import blank
+from ludus.trainer.critic import by_sequence, hidden_before
 from ludus.trainer.double_critic import DoubleCritic, Scale, TokenBaseline, Turns
-from ludus.trainer.forward import prepare, sampled_hidden
-from ludus.trainer.pack import make_microbatch, pack, row_ids
+from ludus.trainer.forward import prepare
 from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
 from ludus.types import Batch, Sequence, Trajectory
 
@@ -40,10 +39,18 @@ class Archer:
     """Owns `encoder` from here on."""
 
     def __init__(
-        self, config: CriticConfig, *, encoder: PreTrainedModel, trainer: TrainerConfig, discount: float, seed: int
+        self,
+        config: CriticConfig,
+        *,
+        encoder: PreTrainedModel,
+        trainer: TrainerConfig,
+        discount: float,
+        seed: int,
+        on_event: OnEvent | None = None,
     ) -> None:
-        self._config, self._trainer, self._encoder = config, trainer, encoder
+        self._config, self._encoder = config, encoder
         self._dtype = encoder.dtype
+        self._budget = Budget(trainer.microbatch_tokens or FIRST_TOKENS, device=encoder.device, on_event=on_event)
         prepare(encoder.float().requires_grad_(False).eval())
         hidden, device = encoder.config.get_text_config().hidden_size, encoder.device
         self.critic = DoubleCritic(
@@ -113,27 +120,17 @@ class Archer:
         """Of each trajectory's sampled tokens: the hidden states before them, and their embeddings, (M, hidden) each."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
-        hidden = [nothing] * len(sequences)
-        for indices in pack(
-            [row_ids(sequence) for sequence in sequences], budget=self._trainer.microbatch_tokens or FIRST_TOKENS
-        ):
-            chosen = [sequences[index] for index in indices]
-            whole = self._hidden(chosen)
-            for index, own in zip(indices, whole.split([sequence.num_sampled for sequence in chosen]), strict=True):
-                hidden[index] = own
+        hidden = by_sequence(sequences, self._hidden, budget=self._budget)
         rows = iter(zip(hidden, sequences, strict=True))
         return [self._joined([next(rows) for _ in t.sequences], nothing) for t in trajectories]
 
     def _hidden(self, sequences: Seq[Sequence]) -> Tensor:
-        microbatch = make_microbatch([blank(sequence) for sequence in sequences], device=self._encoder.device)
-        half = self._dtype != torch.float32
-        with torch.autocast(self._encoder.device.type, dtype=self._dtype if half else None, enabled=half):
-            return sampled_hidden(self._encoder, microbatch).float()
+        return hidden_before(self._encoder, sequences, dtype=self._dtype, budget=self._budget)
 
     def _joined(self, rows: Seq[tuple[Tensor, Sequence]], nothing: Tensor) -> tuple[Tensor, Tensor]:
         ids = np.concatenate([np.zeros(0, np.int64), *(s.ids[s.sampled].astype(np.int64) for _, s in rows)])
         embeddings: Tensor = self._encoder.get_input_embeddings()(torch.from_numpy(ids).to(nothing.device))
-        return torch.cat([nothing, *(hidden for hidden, _ in rows)]), embeddings.float()
+        return torch.cat([nothing, *(hidden for hidden, s in rows if s.num_sampled)]), embeddings.float()
 
     # -------------------------------------------------------------------------------------------- checkpoints
 

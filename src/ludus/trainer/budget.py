@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
 from ludus.errors import TrainerFailed, describe
 from ludus.models.faults import is_out_of_memory
 
+T = TypeVar("T")
 FIRST_TOKENS = 4096
 """On a CPU, which has enough with it, for good; on a GPU until it was measured."""
 MOST_TOKENS = 32768
@@ -35,13 +37,34 @@ class Memory:
         return cls(free=free, used=used, peak=torch.cuda.max_memory_allocated(device))
 
 
+OnEvent = Callable[..., None]
+"""Called as on_event(kind, **fields), in the thread that asked for the step."""
+
+
 class Budget:
-    def __init__(self, tokens: int, *, device: torch.device) -> None:
+    def __init__(self, tokens: int, *, device: torch.device, on_event: OnEvent | None = None) -> None:
         """`tokens` 0: to be found out."""
         self.tokens = tokens or FIRST_TOKENS
         self.found = bool(tokens) or device.type != "cuda"
+        self.on_event = on_event
         self._device = device
         self._trying = (0, 0)
+
+    def fitted(self, work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
+        """`work`, begun again with smaller microbatches where memory runs out; `undo` forgets what it had begun."""
+        while True:
+            try:
+                return work()
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                cause = describe(error)
+            # out of the except block: the error's traceback holds the tensors of the pass that failed
+            if undo is not None:
+                undo()
+            before = self.tokens
+            self.shrink(cause)
+            self._tell("out_of_memory", tokens=before, microbatch_tokens=self.tokens, text=cause)
 
     @contextmanager
     def microbatch(self, *, tokens: int, sequences: int) -> Iterator[None]:
@@ -54,6 +77,7 @@ class Budget:
         before = Memory.of(self._device)
         yield
         self.learn(tokens, before=before, after=Memory.of(self._device))
+        self._tell("microbatch_tokens", microbatch_tokens=self.tokens)
 
     def learn(self, tokens: int, *, before: Memory, after: Memory) -> None:
         self.tokens = affordable(tokens, taken=after.peak - before.used, free=before.free)
@@ -71,6 +95,10 @@ class Budget:
                 "(lora.rank = 16), or leave the engine less of the device (engine.memory)."
             )
         self.tokens, self.found = max(1, tokens // 2), True
+
+    def _tell(self, kind: str, **fields: Any) -> None:
+        if self.on_event is not None:
+            self.on_event(kind, **fields)
 
 
 @contextmanager

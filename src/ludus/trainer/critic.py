@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
-from ludus.trainer.budget import FIRST_TOKENS
+from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.forward import prepare, sampled_hidden
 from ludus.trainer.optimizer import make_optimizer
@@ -41,10 +41,12 @@ class Critic:
         policy: PreTrainedModel,
         model: PreTrainedModel | None = None,
         trainer: TrainerConfig,
+        on_event: OnEvent | None = None,
     ) -> None:
         self._config, self._trainer = config, trainer
         self._model, self._frozen = model or policy, model is None
         self._dtype = self._model.dtype
+        self._budget = Budget(trainer.microbatch_tokens or FIRST_TOKENS, device=policy.device, on_event=on_event)
         if model is not None:
             prepare(model.float().eval())
         head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
@@ -52,7 +54,8 @@ class Critic:
         nn.init.zeros_(head.bias)
         self.learning = nn.ModuleDict({"head": head} if model is None else {"head": head, "trunk": model.base_model})
         betas, decay = trainer.betas, trainer.weight_decay
-        self._optimizer = make_optimizer(self.learning, lr=config.lr, betas=betas, weight_decay=decay)
+        with naming_shortage("the critic's weights and AdamW's averages", device=policy.device):
+            self._optimizer = make_optimizer(self.learning, lr=config.lr, betas=betas, weight_decay=decay)
 
     @property
     def alone(self) -> int:
@@ -63,31 +66,17 @@ class Critic:
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
         """Of each trajectory, the value before every sampled token (M,)."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
-        rows = [row_ids(sequence) for sequence in sequences]
-        found = [np.zeros(0)] * len(sequences)
-        for indices in pack(rows, budget=self._trainer.microbatch_tokens or FIRST_TOKENS):
-            chosen = [sequences[index] for index in indices]
-            values = self._values(self._hidden(chosen)).cpu().numpy()
-            counts = np.cumsum([sequence.num_sampled for sequence in chosen])[:-1]
-            for index, own in zip(indices, np.split(values, counts), strict=True):
-                found[index] = own.astype(np.float64)
-        each = iter(found)
+        found = by_sequence(sequences, lambda part: self._values(self._hidden(part)).cpu(), budget=self._budget)
+        each = iter(own.numpy().astype(np.float64) for own in found)
         return [np.concatenate([np.zeros(0), *(next(each) for _ in t.sequences)]) for t in trajectories]
 
     def step(self, batch: Batch) -> dict[str, float]:
         """`critic.steps` optimiser steps on the returns in the batch. One that is not finite is not taken, and stops the run."""
-        rows = [row_ids(sequence) for sequence in batch.sequences]
-        parts = [
-            [batch.sequences[index] for index in indices]
-            for indices in pack(rows, budget=self._trainer.microbatch_tokens or FIRST_TOKENS)
-        ]
-        targets = [_targets(part, device=self._model.device) for part in parts]
-        read: list[Callable[[], Tensor]] = [lambda part=part: self._hidden(part) for part in parts]  # type: ignore[misc]
-        if self._frozen:  # the same in every pass
-            read = [lambda hidden=hidden(): hidden for hidden in read]  # type: ignore[misc]
+        sequences = batch.sequences
+        read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None  # same in every pass
         metrics: dict[str, float] = {}
         for number in range(self._config.steps):
-            loss, norm = self._pass(read, targets)
+            loss, norm = self._budget.fitted(lambda: self._pass(sequences, read), undo=self._optimizer.zero_grad)
             metrics = metrics or {"critic_loss": loss, "critic_grad_norm": norm}
             if not np.isfinite(loss + norm):
                 raise TrainerFailed(
@@ -96,14 +85,17 @@ class Critic:
                 )
             self._optimizer.step()
             self._optimizer.zero_grad()
-        return metrics | {"critic_explained": explained(targets)}
+        return metrics | {"critic_explained": explained([_targets(sequences, device=self._model.device)])}
 
-    def _pass(self, read: Seq[Callable[[], Tensor]], targets: Seq[Targets]) -> tuple[float, float]:
-        """Fresh gradients of the whole batch, scaled down to the trainer's greatest norm."""
+    def _pass(self, sequences: Seq[Sequence], read: Seq[Tensor] | None) -> tuple[float, float]:
+        """Fresh gradients of the whole batch, scaled down to the trainer's greatest norm. `read`: hidden states, where they are known."""
         self._optimizer.zero_grad()
         total = torch.zeros((), device=self._model.device)
-        for hidden, target in zip(read, targets, strict=True):
-            losses = value_losses(self._values(hidden()), target["values"], target["returns"], clip=self._config.clip)
+        for indices in pack([row_ids(sequence) for sequence in sequences], budget=self._budget.tokens):
+            part = [sequences[index] for index in indices]
+            hidden = self._hidden(part) if read is None else torch.cat([read[index] for index in indices])
+            target = _targets(part, device=self._model.device)
+            losses = value_losses(self._values(hidden), target["values"], target["returns"], clip=self._config.clip)
             loss = (target["weights"] * losses).sum()
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
@@ -111,11 +103,8 @@ class Critic:
         return float(total), float(norm)
 
     def _hidden(self, sequences: Seq[Sequence]) -> Tensor:
-        microbatch = make_microbatch([blank(sequence) for sequence in sequences], device=self._model.device)
-        half = self._dtype != torch.float32
-        autocast = torch.autocast(self._model.device.type, dtype=self._dtype if half else None, enabled=half)
-        with torch.set_grad_enabled(not self._frozen and torch.is_grad_enabled()), autocast:
-            return sampled_hidden(self._model, microbatch).float()
+        with torch.set_grad_enabled(not self._frozen and torch.is_grad_enabled()):
+            return hidden_before(self._model, sequences, dtype=self._dtype, budget=self._budget)
 
     def _values(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.learning["head"](hidden)
@@ -139,6 +128,34 @@ class Critic:
             ) from None
         load_weights(self.learning, weights, folder=checkpoint.folder)
         load_optimizer_tensors(self._optimizer, self.learning, memory)
+
+
+def hidden_before(model: PreTrainedModel, sequences: Seq[Sequence], *, dtype: torch.dtype, budget: Budget) -> Tensor:
+    """The last hidden states from which the sampled tokens of a microbatch are predicted, (M, hidden), in float32, computed in `dtype`."""
+    microbatch = make_microbatch([_blank(sequence) for sequence in sequences], device=model.device)
+    half = dtype != torch.float32
+    with (
+        budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(sequences)),
+        torch.autocast(model.device.type, dtype=dtype if half else None, enabled=half),
+    ):
+        return sampled_hidden(model, microbatch).float()
+
+
+def by_sequence(
+    sequences: Seq[Sequence], compute: Callable[[Seq[Sequence]], Tensor], *, budget: Budget
+) -> list[Tensor]:
+    """What `compute` says of the sampled tokens of a microbatch, (M, ...), sequence by sequence, in microbatches within the budget."""
+
+    def whole() -> list[Tensor]:
+        found: dict[int, Tensor] = {}
+        for indices in pack([row_ids(sequence) for sequence in sequences], budget=budget.tokens):
+            part = [sequences[index] for index in indices]
+            counts = [sequence.num_sampled for sequence in part]
+            found |= zip(indices, compute(part).split(counts), strict=True)
+        nothing = next(iter(found.values()))[:0] if found else torch.zeros(0)
+        return [found.get(index, nothing) for index in range(len(sequences))]
+
+    return budget.fitted(whole)
 
 
 def value_losses(values: Tensor, old: Tensor, returns: Tensor, *, clip: float) -> Tensor:
@@ -179,7 +196,7 @@ def _given(targets: ValueTargets | None) -> ValueTargets:
     return targets
 
 
-def blank(sequence: Sequence) -> Sequence:
+def _blank(sequence: Sequence) -> Sequence:
     """With advantages and weights that nobody will read: a microbatch must have some."""
     zeros = frozen_array(np.zeros(len(sequence)), np.float32)
     return replace(sequence, advantages=zeros, weights=zeros)

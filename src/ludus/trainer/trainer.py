@@ -19,10 +19,10 @@ from transformers import PreTrainedModel
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
-from ludus.errors import CheckpointFailed, TrainerFailed, describe
+from ludus.errors import CheckpointFailed, TrainerFailed
 from ludus.models.transfer import placed
 from ludus.trainer.archer import Archer
-from ludus.trainer.budget import Budget, naming_shortage
+from ludus.trainer.budget import Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
@@ -44,10 +44,6 @@ from ludus.types import Batch, Sequence, Trajectory, frozen_array
 from ludus.weights.channel import Channel
 
 Loss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
-
-
-OnEvent = Callable[..., None]
-"""Called as on_event(kind, **fields), in the thread that asked for the step."""
 
 
 class Trainer:
@@ -86,7 +82,6 @@ class Trainer:
         self._reference = reference
         self._entropy_gradient = entropy_gradient
         self._critic = critic
-        self._on_event = on_event
         with cpu_threads(config.threads):
             prepare(model.float().eval())
             if reference is not None:
@@ -99,7 +94,7 @@ class Trainer:
             self._optimizer = make_optimizer(
                 self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
             )
-        self._budget = Budget(config.microbatch_tokens, device=model.device)
+        self._budget = Budget(config.microbatch_tokens, device=model.device, on_event=on_event)
         if config.checkpoint_activations:
             checkpoint_layers(model)
         if compiles(config.compile, device=model.device):
@@ -149,18 +144,9 @@ class Trainer:
         return {"skipped": 0.0, "critic_alone": 1.0, **judged, "tokens": float(batch.num_tokens)}
 
     def _accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token. Where memory runs out it
-        begins again with smaller microbatches: weights per token are fixed, so that nothing else changes."""
-        while True:
-            try:
-                return self._try_to_accumulate(sequences)
-            except torch.OutOfMemoryError as error:
-                cause = describe(error)
-            # out of the except block: the error's traceback holds the tensors of the pass that failed
-            self._masters.forget_gradients()
-            before = self._budget.tokens
-            self._budget.shrink(cause)
-            self._tell("out_of_memory", tokens=before, microbatch_tokens=self._budget.tokens, text=cause)
+        """Fresh gradients of the sum over all microbatches, that sum, and the diagnostics per sampled token. However small these have to
+        be, weights per token are fixed, so that nothing else changes."""
+        return self._budget.fitted(lambda: self._try_to_accumulate(sequences), undo=self._masters.forget_gradients)
 
     def _try_to_accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         self._masters.forget_gradients()
@@ -168,19 +154,13 @@ class Trainer:
         rows = [row_ids(sequence) for sequence in sequences]
         for indices in pack(rows, budget=self._budget.tokens):
             chosen = [sequences[index] for index in indices]
-            microbatch, found = make_microbatch(chosen, device=self.model.device), self._budget.found
+            microbatch = make_microbatch(chosen, device=self.model.device)
             with self._budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(chosen)):
                 loss, diagnostics = self._forward(microbatch, chosen)
                 loss.backward()
-            if self._budget.found != found:
-                self._tell("microbatch_tokens", microbatch_tokens=self._budget.tokens)
             total += loss.detach()
             pieces.append(diagnostics)
         return total, pieces
-
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if self._on_event is not None:
-            self._on_event(kind, **fields)
 
     def _forward(self, microbatch: Microbatch, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, entropies = sampled_logprobs(

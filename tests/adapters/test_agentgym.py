@@ -1,5 +1,6 @@
 import asyncio
 import json
+import threading
 
 import pytest
 from hypothesis import given
@@ -302,7 +303,7 @@ def test_an_instance_whose_last_call_was_cut_off_is_left_and_counted():
         return environment.instances
 
     async def never(request):
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(3)
 
     replace_route(server, "/maze/step", never)
     with serving(server.app) as url:
@@ -334,8 +335,11 @@ def test_a_close_that_takes_long_is_finished_after_its_caller_has_left(monkeypat
     monkeypatch.setattr("ludus.environments.host.CLOSE_S", 0.05)
     server = FakeServer("textcraft")
 
+    may_close = threading.Event()
+
     async def slow_close(request):
-        await asyncio.sleep(0.2)
+        while not may_close.is_set():
+            await asyncio.sleep(0.01)
         await server.close(request)
         return Response("{}")
 
@@ -345,6 +349,7 @@ def test_a_close_that_takes_long_is_finished_after_its_caller_has_left(monkeypat
         await session.start()
         await session.close()
         assert len(server.worlds) == 1
+        may_close.set()
         await host.close()
         while server.worlds:
             await asyncio.sleep(0.01)

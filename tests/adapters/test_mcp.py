@@ -2,7 +2,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -28,6 +27,7 @@ from ludus.sandboxes import detect
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, ToolCall
 from tests.adapters.serving import serving
+from tests.ports import free_port
 
 SOURCE = "ludus.adapters.mcp:Mcp"
 HERE = Path(__file__).parent
@@ -84,7 +84,7 @@ async def play(environment, *actions, task=1):
         await host.close()
 
 
-def played(environment, *actions, limit_s=20):
+def played(environment, *actions, limit_s=60):
     async def run():
         async with asyncio.timeout(limit_s):
             return await play(environment, *actions)
@@ -287,12 +287,10 @@ def test_variables_are_given_to_the_server():
 
 @pytest.fixture(scope="module")
 def http_server():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen([sys.executable, REAL, str(port)], stderr=subprocess.DEVNULL)
     try:
-        until = time.monotonic() + 60
+        until = time.monotonic() + 120
         while time.monotonic() < until:
             assert process.poll() is None
             try:
@@ -303,7 +301,7 @@ def http_server():
         yield f"http://127.0.0.1:{port}/mcp"
     finally:
         process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=60)
 
 
 def test_a_streamable_http_server_keeps_a_state_for_each_session(http_server):

@@ -32,9 +32,9 @@ def test_the_controller_says_where_it_listens_serves_and_stops_on_sigterm(starte
     process = started("--port", "0", "--state", str(tmp_path / "state"))
     line = process.stdout.readline()
     assert line.startswith("ludus controller ready at http://127.0.0.1:")
-    assert httpx.get(line.split()[-1] + "/health").json()["status"] == "ok"
+    assert httpx.get(line.split()[-1] + "/health", timeout=60).json()["status"] == "ok"
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=60)
     assert process.returncode == 0
     events = [json.loads(each)["event"] for each in stderr.splitlines()]
     assert events[0] == "controller started"

@@ -32,7 +32,7 @@ class Loops:
         while True:
             self.count += 1
 
-    def stands_still(self, *, within_s: float = 5.0) -> bool:
+    def stands_still(self, *, within_s: float = 60.0) -> bool:
         deadline, before = time.monotonic() + within_s, -1
         while before != self.count and time.monotonic() < deadline:
             before = self.count
@@ -50,7 +50,7 @@ def cancelled_after(function, *, seconds=0.05):
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
-        await threads.settled(patience_s=5)
+        await threads.settled(patience_s=60)
         again = await threads.finish(threads.begin(lambda: "the thread lives on"))
         threads.close()
         return again
@@ -138,11 +138,11 @@ class AsyncLoop(AsyncAdder):
 
 def test_an_async_method_that_holds_the_loop_is_stopped_and_the_others_go_on():
     async def scene():
-        host = Host(max_hold_s=0.2)
+        host = Host(max_hold_s=0.5)
         session = await host.open(wrap(AsyncLoop, name="adder"), TASK, seed=0)
         other = await host.open(wrap(AsyncAdder, name="adder"), TASK, seed=0)
         await session.start()
-        with pytest.raises(TurnTimeout, match=r"solve held the event loop for 0.2 s and was stopped; .*isolation"):
+        with pytest.raises(TurnTimeout, match=r"solve held the event loop for 0.5 s and was stopped; .*isolation"):
             await session.propose("solve", seed=0)
         assert AsyncLoop.loops.stands_still()
         seen = await other.start()
@@ -155,9 +155,9 @@ def test_an_async_method_that_holds_the_loop_is_stopped_and_the_others_go_on():
 def test_a_shorter_turn_limit_also_limits_how_long_the_loop_is_held():
     async def scene():
         host = Host()
-        session = await host.open(wrap(AsyncLoop, name="adder"), TASK, seed=0, timeout_s=0.1)
+        session = await host.open(wrap(AsyncLoop, name="adder"), TASK, seed=0, timeout_s=0.4)
         await session.start()
-        with pytest.raises(TurnTimeout, match=r"for 0.1 s"):
+        with pytest.raises(TurnTimeout, match=r"for 0.4 s"):
             await session.propose("solve", seed=0)
 
     asyncio.run(scene())
@@ -230,7 +230,7 @@ def test_a_turn_limit_really_ends_a_loop_in_a_plain_method_and_closes_the_sessio
 
     asyncio.run(scene())
     assert loops.stands_still()
-    assert closed.wait(5)
+    assert closed.wait(60)
 
 
 def test_a_session_that_an_async_open_returns_too_late_is_closed():
@@ -260,7 +260,7 @@ def test_a_session_that_an_async_open_returns_too_late_is_closed():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await host.open(Late(), TASK, seed=0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await closed.wait()
 
     asyncio.run(scene())

@@ -17,10 +17,10 @@ def freed_after(cancel_waiter) -> list[str]:
 
     async def main():
         threads, returning = Threads(), threading.Event()
-        call = threads.begin(lambda: returning.wait(10) and "held")
+        call = threads.begin(lambda: returning.wait(60) and "held")
         call.afterwards = freed.append
         await cancel_waiter(threads, call, returning)
-        for _ in range(500):
+        for _ in range(6000):
             if freed:
                 break
             await asyncio.sleep(0.01)

@@ -97,7 +97,7 @@ class ChatStub:
             self.full.set()
             if self.status:
                 return {"error": "as told"}, self.status
-            self.released.wait(60)
+            self.released.wait(300)
         message = {"role": "assistant", **self.say(body)}
         answer: dict[str, Any] = {"choices": [{"message": message, "finish_reason": "stop"}]}
         if self.usage:

@@ -31,7 +31,7 @@ def chat(small_model):
 
 
 def post(url, path, body):
-    return httpx.post(url + path, json=body, timeout=30)
+    return httpx.post(url + path, json=body, timeout=120)
 
 
 def test_its_logprobs_are_those_of_the_models_own_forward_pass(url, small_model, chat):

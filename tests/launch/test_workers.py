@@ -21,6 +21,7 @@ from ludus.launch.child import Child
 from ludus.launch.workers import WorkersClient, hosted_part
 from ludus.types import Action
 
+PATIENCE_S = 180.0
 FAKE = "ludus.environments.fake:FakeEnvironment"
 FAKES = {"fake": {"source": FAKE, "at": "workers", "options": {"turns": 2, "blocking": False}}}
 
@@ -33,7 +34,7 @@ def config_of(environments: dict[str, Any] = FAKES, **workers: Any) -> Any:
 async def workers(folder: Path, **given: Any):
     client = await WorkersClient.start(config_of(**given), folder=folder)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             yield client
     finally:
         await client.close()
@@ -182,7 +183,7 @@ def test_nothing_survives_when_the_run_is_killed(tmp_path):
         started = children_of(run.pid)
         assert len(started) == 2
         run.kill()
-    give_up = time.monotonic() + 10
+    give_up = time.monotonic() + PATIENCE_S
     while any(map(alive, started)) and time.monotonic() < give_up:
         time.sleep(0.02)
     assert not any(map(alive, started))

@@ -26,7 +26,7 @@ from ludus.store.run_folder import RunFolder
 from ludus.types import Batch
 from tests.rollout.playing import CHAT, WatchedEnvironment, say
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 """Only so that a hang fails instead of hanging."""
 
 
@@ -343,16 +343,15 @@ def test_checkpoints_are_made_when_due(tmp_path):
 def test_evaluation_runs_beside_training(tmp_path):
     """The evaluation of version 2 ends only when version 3 is there: it would hang if training waited for it."""
     evaluated = []
-    at_3: list[asyncio.Event] = []
+    at_3 = asyncio.Event()
 
     def tell(setup, kind, fields):
         if kind == "metrics" and fields["step"] == 3:
-            at_3[0].set()
+            at_3.set()
 
     async def evaluate(version):
         if version == 2:
-            at_3.append(asyncio.Event())
-            await at_3[0].wait()
+            await at_3.wait()
         evaluated.append(version)
 
     setup = Setup(tmp_path, on=tell, evaluation__every=2, trainer=FakeTrainer(step_s=0.02))

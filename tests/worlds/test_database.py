@@ -258,6 +258,14 @@ def test_a_broken_file_is_named_with_its_line(tmp_path):
 # ------------------------------------------------------------------------------------------------ servers
 
 
+def must_come_up(server, is_up):
+    give_up = time.monotonic() + 120
+    while not is_up():
+        assert server.poll() is None, "the server ended"
+        assert time.monotonic() < give_up, "the server does not come up"
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def mariadb():
     # the path of a socket must be short
@@ -270,10 +278,7 @@ def mariadb():
         stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        for _ in range(200):
-            if (folder / "s").exists():
-                break
-            time.sleep(0.05)
+        must_come_up(server, (folder / "s").exists)
         yield f"mysql://root@localhost/?unix_socket={folder}/s", server
     finally:
         server.kill()
@@ -331,7 +336,7 @@ def assert_a_killed_process_leaves_nothing(url, *, databases):
         keeper.kill()
         keeper.communicate()
         del left[keeper]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:  # the server notices a moment later
             servers._swept.clear()
             databases(url)
@@ -417,10 +422,7 @@ def postgres():
     server = subprocess.Popen(command, **owner)
     try:
         ready = [initdb.with_name("pg_isready"), "-q", "-h", folder]
-        for _ in range(200):
-            if subprocess.run(ready).returncode == 0:
-                break
-            time.sleep(0.05)
+        must_come_up(server, lambda: subprocess.run(ready).returncode == 0)
         yield f"postgresql://postgres@/postgres?host={folder}"
     finally:
         server.send_signal(signal.SIGINT)
@@ -450,7 +452,7 @@ def test_a_killed_process_leaves_no_database_on_postgresql_once_another_has_come
 
 
 def test_a_session_on_postgresql_has_a_database_of_its_own_which_goes_with_it(postgres, monkeypatch):
-    monkeypatch.setattr("ludus.worlds.database.servers.QUERY_S", 0.3)
+    monkeypatch.setattr("ludus.worlds.database.servers.QUERY_S", 2.0)
     one, other = open_server(postgres, [PETS]), open_server(postgres, [PETS])
     assert one.execute("SELECT name FROM pets WHERE age > 3") == "name\nTom"
     assert one.execute("INSERT INTO pets VALUES ('Ida', 1)") == "ok"

@@ -42,6 +42,7 @@ def test_an_unknown_key_is_rejected_with_the_near_name_at_every_level(override, 
             ["environments.guess.weight=1", "controller.wait_s=9"],
             r"controller is set, but all environments run in this",
         ),
+        (["environments.guess.at=workers", "controller.token_file=t"], r"token_file is 't'.*have a token of their own"),
     ],
 )
 def test_where_environments_run_is_said_in_a_way_that_can_be_honoured(overrides, message):
@@ -120,7 +121,9 @@ def test_a_number_out_of_range_is_rejected_with_its_key(override):
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", "../x", "/tmp/x"])
 def test_a_run_name_stays_inside_the_runs_folder(name):
-    with pytest.raises(ConfigError, match="name"):
+    with pytest.raises(
+        ConfigError, match=r"^name is '.*'; expected another form\. .*Letters, digits, and \. _ \+ - inside"
+    ):
         parse_config({"name": name})
 
 
@@ -183,6 +186,26 @@ def test_the_resolved_run_reads_back_as_itself(tmp_path, overrides):
     file = tmp_path / "config.toml"
     file.write_text(dump_config(config))
     assert load_config(file) == config
+
+
+def test_a_run_with_some_of_its_environments_reads_back_too():
+    places = {"here": {}, "there": {"at": "http://a:7100"}, "beside": {"at": "workers"}}
+    settings = {"workers": {"num": 2}, "controller": {"token_file": "t", "wait_s": 9.0}}
+    run = parse_config({"environments": places, "horizons": {"here": {"turns": [2], "every": 1}}, **settings})
+    for name, (num, file, wait_s) in {"here": (1, "", 300), "there": (1, "t", 9), "beside": (2, "", 9)}.items():
+        part = run.only([name])
+        assert parse_config(tomllib.loads(dump_config(part))) == part
+        assert (part.workers.num, part.controller.token_file, part.controller.wait_s) == (num, file, wait_s)
+
+
+def test_environments_that_are_asked_for_keep_what_the_file_says_about_them(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text("[environments.guess]\nweight = 3.0\n")
+    environments = load_config(file, environments={"guess": "", "mine": "mine.py"}).environments
+    assert {name: (each.weight, each.source) for name, each in environments.items()} == {
+        "guess": (3.0, ""),
+        "mine": (1.0, "mine.py"),
+    }
 
 
 @given(

@@ -7,7 +7,7 @@ stand in `learning.py`, those of playing in `playing.py`.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -345,13 +345,34 @@ class RunConfig(Section):
             raise ValueError(
                 "controller is set, but all environments run in this process; give one another `at`, or leave it out"
             )
+        if self.controller.token_file and places <= {HERE, WORKERS}:
+            raise ValueError(
+                f"controller.token_file is {self.controller.token_file!r}, but no environment is at a controller's URL, and the run's own "
+                "workers have a token of their own; leave it out"
+            )
         return self
+
+    def only(self, names: Collection[str]) -> RunConfig:
+        """The run with these environments alone, and without what counted for the others: the resolved run must read back."""
+        kept = {name: section for name, section in self.environments.items() if name in names}
+        places = {section.at for section in kept.values()}
+        workers = self.workers if WORKERS in places else WorkersConfig()
+        token_file = self.controller.token_file if places - {HERE, WORKERS} else ""
+        waits = self.controller.model_copy(update={"token_file": token_file})
+        controller = waits if places - {HERE} else ControllerConfig()
+        update = {"environments": kept, "horizons": {}, "workers": workers, "controller": controller}
+        return self.model_copy(update=update)
 
 
 def load_config(
-    path: str | Path | None = None, overrides: Iterable[str] = (), *, without: Iterable[str] = ()
+    path: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    *,
+    without: Iterable[str] = (),
+    environments: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The resolved run: the TOML file (if any) less its sections `without`, then overrides such as "trainer.lr=1e-4"."""
+    """The resolved run: the TOML file (if any) less its sections `without`, with `environments` and their sources beside those it has
+    (what it says about one of them stays), then overrides such as "trainer.lr=1e-4"."""
     data: dict[str, Any] = {}
     if path is not None:
         try:
@@ -368,6 +389,8 @@ def load_config(
             raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
     for section in without:
         data.pop(section, None)
+    for name, source in (environments or {}).items():
+        _section(data, ["environments", name]).update({"source": source} if source else {})
     for override in overrides:
         _apply(data, override)
     return parse_config(data)
@@ -389,11 +412,16 @@ def _apply(data: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"override {override!r} is not of the form key=value, e.g. trainer.lr=1e-4")
     *sections, name = key.strip().split(".")
-    for section in sections:
-        data = data.setdefault(section, {})
+    _section(data, sections)[name] = _value(text, annotation=_annotation_at([*sections, name]))
+
+
+def _section(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The section at this path, made where there is none."""
+    for name in path:
+        data = data.setdefault(name, {})
         if not isinstance(data, dict):
-            raise ConfigError(f"override {override!r}: {section!r} is a value, not a section")
-    data[name] = _value(text, annotation=_annotation_at([*sections, name]))
+            raise ConfigError(f"{'.'.join(path)}: {name!r} is a value, not a section")
+    return data
 
 
 def _value(text: str, *, annotation: Any) -> Any:
@@ -414,6 +442,8 @@ def _explain(detail: Any) -> str:
         return f"unknown key {key!r}.{near} Known here: {', '.join(known)}."
     if detail["type"] == "model_type":
         return f"{key}: expected a section with keys {', '.join(_fields_at(path))} (got {detail['input']!r})"
+    if detail["type"] == "string_pattern_mismatch":
+        return f"{key} is {detail['input']!r}; expected another form. {_description_at(path)}"
     got = "" if detail["type"] == "value_error" else f" (got {detail['input']!r})"
     near = nearest(str(detail["input"]), _choices_at(path)) if detail["type"] == "literal_error" else ""
     message = str(detail["msg"]).removeprefix("Value error, ")
@@ -435,6 +465,11 @@ def _annotation_at(path: Sequence[str]) -> Any:
 def _fields_at(path: Sequence[str]) -> list[str]:
     section = _annotation_at(path)
     return sorted(section.model_fields) if isinstance(section, type) and issubclass(section, Section) else []
+
+
+def _description_at(path: Sequence[str]) -> str:
+    section = _annotation_at(path[:-1])
+    return section.model_fields[path[-1]].description or ""
 
 
 def _choices_at(path: Sequence[str]) -> list[str]:

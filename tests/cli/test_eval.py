@@ -70,6 +70,7 @@ def test_flags_go_on_top_of_a_run_file_and_overrides_on_top_of_flags(ludus, tmp_
         (["--model", "http://h/v1", "--environments", "guess", "--split", "tset"], "no tasks in its tset split"),
         (["--model", "http://h/v1", "--environments", "guess", "--attempts", "0"], "evaluation.attempts"),
         (["--model", "http://h/v1"], "the run has no environments"),
+        (["--environments", "guess"], "--model names what is to be evaluated"),
         (["compare", "a", "b"], "'a' is not a run folder"),
     ],
 )

@@ -146,7 +146,8 @@ def test_a_second_signal_stops_at_once_and_what_was_finished_can_be_read(started
     folder = RunFolder(tmp_path / "runs" / "r")
     process = started(run_file, folder, steps=1)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.05)
+    heard = next(line for line in process.stderr if "Stopping after this step" in line)  # else both may come as one
+    assert process.poll() is None, heard
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
@@ -177,6 +178,17 @@ def test_a_model_and_environments_are_all_that_a_run_needs_and_a_dry_run_tells_w
     assert list(tomllib.loads(out)["environments"]) == ["guess", "frozen_lake"]
     assert "# On this machine:" in out
     assert "engine.max_running" in out.splitlines()[-1]
+
+
+def test_an_environment_may_be_a_file_and_a_model_a_run_here_too(ludus, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    climb = Path(__file__).parents[2] / "examples" / "climb.py"
+    code, out, _ = ludus("train", "--environments", climb, "--dry-run")
+    assert code == 0
+    assert tomllib.loads(out)["environments"]["climb"]["source"] == str(climb)
+    code, _, err = ludus("train", "--model", "runs/nope", "--environments", "guess", "--dry-run")
+    assert code == 1
+    assert "'runs/nope' is not a run folder" in err, "and not a hub name that is asked for over the network"
 
 
 def test_a_device_that_is_not_here_ends_a_dry_run(ludus):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ludus.errors import ConfigError
-from ludus.launch.subjects import environment_keys, find_model, model_keys, slug
+from ludus.launch.subjects import find_model, model_keys, named_environments, slug
 from ludus.models.load import load_model
 from ludus.trainer.checkpoint import checkpoint_folder, load_checkpoint
 from ludus.trainer.state import named_tensors
@@ -49,17 +49,14 @@ def test_a_run_that_is_not_there_and_one_without_weights_are_told_apart(tmp_path
 
 
 def test_environments_are_names_sources_or_all_that_can_be_made(monkeypatch):
-    keys = environment_keys("guess, tests.launch.chat_stub:Successor")
-    assert keys == {
-        "guess": ["environments.guess.weight=1.0"],
-        "successor": ["environments.successor.source=tests.launch.chat_stub:Successor"],
-    }
+    named = named_environments("guess, tests.launch.chat_stub:Successor")
+    assert named == {"guess": "", "successor": "tests.launch.chat_stub:Successor"}
     monkeypatch.setattr("ludus.environments.registry.names", lambda: ["guess", "unmade"])
     told: list[str] = []
-    assert list(environment_keys("all", tell=told.append)) == ["guess"]
+    assert list(named_environments("all", tell=told.append)) == ["guess"]
     assert told[0].startswith("unmade is left out: ")
     with pytest.raises(ConfigError, match="expected names"):
-        environment_keys(" , ")
+        named_environments(" , ")
 
 
 @pytest.mark.parametrize(

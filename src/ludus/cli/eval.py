@@ -64,6 +64,7 @@ def run(
     """Play held-out tasks and report success with intervals. The same command goes on where it stopped."""
     from ludus.cli.progress import Progress
     from ludus.cli.train import finish_dry_run, interruptible
+    from ludus.errors import ConfigError
     from ludus.evaluation.page import NAME
     from ludus.launch.evaluating import evaluate_model
 
@@ -76,6 +77,8 @@ def run(
     config = resolve(
         run_file, [*(overrides or []), *keys], model=model, tokenizer=tokenizer, environments=environments, name=name
     )
+    if config.engine.kind == "embedded" and config.model.name == "tiny":
+        raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names what is to be evaluated")
     if dry_run:
         finish_dry_run(config)
     report = interruptible(evaluate_model(config, listeners=[Progress(config)]))
@@ -125,20 +128,16 @@ def resolve(
 ) -> RunConfig:
     """The run that the options ask for, on top of the run file, if any. What a person wrote as an override comes last."""
     from ludus.config import load_config
-    from ludus.launch.subjects import environment_keys, model_keys
+    from ludus.launch.subjects import model_keys, named_environments
 
     if run_file is not None and "=" in str(run_file):  # overrides alone
         overrides, run_file = [str(run_file), *overrides], None
     keys = [f"name={name}"] if name else []
     keys += model_keys(model, tokenizer=tokenizer) if model else []
-    chosen = environment_keys(environments, tell=lambda line: print(line, file=sys.stderr)) if environments else {}
-    keys += [key for each in chosen.values() for key in each]
+    chosen = named_environments(environments, tell=lambda line: print(line, file=sys.stderr)) if environments else {}
     without = ("model", "engine") if model else ()
-    config = load_config(run_file, [*keys, *overrides], without=without)
-    if not chosen:
-        return config
-    kept = {each: section for each, section in config.environments.items() if each in chosen}
-    return config.model_copy(update={"environments": kept, "horizons": {}})
+    config = load_config(run_file, [*keys, *overrides], without=without, environments=chosen)
+    return config.only(chosen) if chosen else config
 
 
 def print_report(report: dict[str, Any]) -> None:

@@ -34,7 +34,7 @@ def controller(
         None, min=0, max=65535, help="Serve AgentRL workers that connect by gRPC, on loopback; 0 takes a free one."
     ),
 ) -> None:
-    """Serve the controller, which places clients' sessions on workers. They register here."""
+    """Serve the controller, which places sessions on workers. These register here."""
     from ludus.controller.server import Settings
     from ludus.controller.serving import serve_controller
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import signal
 import sys
 import time
@@ -30,8 +31,12 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run 
 def train(
     run_file: RunFile = None,
     overrides: Overrides = None,
-    model: Annotated[str, typer.Option(help="Short for model.name=...")] = "",
-    environments: Annotated[str, typer.Option(help="Names with commas between, beside those of the run file.")] = "",
+    model: Annotated[
+        str, typer.Option(help="A folder, a pulled model, a hub name, a run or a checkpoint's folder; or tiny.")
+    ] = "",
+    environments: Annotated[
+        str, typer.Option(help="Names, module:Class or file.py, with commas between, beside those of the run file.")
+    ] = "",
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")] = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -39,12 +44,12 @@ def train(
 
     Device, dtype, batch sizes and the engine's memory are chosen by what is here; --dry-run prints them.
     """
-    named = [f"environments.{name.strip()}.weight=1.0" for name in environments.split(",") if name.strip()]
-    overrides = [*([f"model.name={model}"] if model else []), *named, *(overrides or [])]
-    config = _resolve(run_file, overrides, dry_run=dry_run)
+    config = _resolve(run_file, overrides, model=model, environments=environments, dry_run=dry_run)
     result = interruptible(_train(config, resume=resume))
     if not result["finished"]:
-        again = " ".join(["ludus train", *([str(run_file)] if run_file else []), *(overrides or []), "--resume"])
+        words = ["ludus", "train", *([str(run_file)] if run_file else []), *(overrides or [])]
+        words += [word for flag in (("--model", model), ("--environments", environments)) if flag[1] for word in flag]
+        again = shlex.join([*words, "--resume"])
         print(f"Stopped at step {result['version']}; nothing is lost. Go on with:  {again}")
         sys.exit(130)
     _print_evaluations(result)
@@ -84,13 +89,21 @@ def quickstart(
     print(json.dumps({**{k: round(v, 4) for k, v in line.items()}, "train_s": round(time.monotonic() - began, 1)}))
 
 
-def _resolve(run_file: Path | None, overrides: list[str] | None, *, dry_run: bool) -> RunConfig:
+def _resolve(
+    run_file: Path | None, overrides: list[str] | None, *, model: str = "", environments: str = "", dry_run: bool
+) -> RunConfig:
     from ludus.config import load_config
 
     given = list(overrides or [])
     if run_file is not None and "=" in str(run_file):  # overrides alone: everything else keeps its default
         given, run_file = [str(run_file), *given], None
-    config = load_config(run_file, given)
+    chosen: dict[str, str] = {}
+    if model or environments:
+        from ludus.launch.subjects import model_keys, named_environments
+
+        given = [*([f"model.name={model}"] if model == "tiny" else model_keys(model) if model else []), *given]
+        chosen = named_environments(environments) if environments else {}
+    config = load_config(run_file, given, environments=chosen)
     if dry_run:
         finish_dry_run(config)
     return config

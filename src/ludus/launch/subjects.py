@@ -77,18 +77,15 @@ def export_checkpoint(checkpoint: Path) -> Path:
     return target
 
 
-def environment_keys(names: str, *, tell: Tell = print) -> dict[str, list[str]]:
-    """Overrides for each environment of a list such as "guess,wordle" or "worlds/mine.py"; "all" is every registered one that this
-    machine can make, and `tell` hears of the others."""
+def named_environments(names: str, *, tell: Tell = print) -> dict[str, str]:
+    """Each environment of a list such as "guess,wordle" or "worlds/mine.py", with its source ("" where it is registered); "all" is every
+    registered one that this machine can make, and `tell` hears of the others."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise ConfigError(f"--environments is {names!r}; expected names such as guess,wordle, or {ALL}")
     if ALL in wanted:
         wanted = [name for name in wanted if name != ALL] + _makeable(registry.names(), tell=tell)
-    keys: dict[str, list[str]] = {}
-    for name, source in map(registry.locate, wanted):
-        keys[name] = [f"environments.{name}.source={source}"] if source else [f"environments.{name}.weight=1.0"]
-    return keys
+    return dict(map(registry.locate, wanted))
 
 
 def _makeable(names: Iterable[str], *, tell: Tell) -> list[str]:

@@ -59,8 +59,8 @@ class RunFolder:
         folder = cls(config.folder)
         if folder.config_file.exists():
             raise ConfigError(
-                f"{folder.path} already holds a run. Give this one another name (name=...), go on with that one (--resume), "
-                f"or delete it: rm -r {folder.path}"
+                f"{folder.path} already holds a run. Give this one another name (name=...), go on with that one (`ludus train ... "
+                f"--resume`), or delete it: rm -r {folder.path}"
             )
         folder._take_lock()
         folder._write_config(config)

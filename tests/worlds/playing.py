@@ -32,6 +32,7 @@ def play(environment, *, task, seed, mistakes=0.0):
     seen = [session.start()]
     while not seen[-1].done and len(seen) <= environment.max_turns:
         seen.append(session.act(session.random_action(rng) if rng.random() < mistakes else session.solve()))
+    session.close()
     return seen
 
 

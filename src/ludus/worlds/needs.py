@@ -44,7 +44,6 @@ NEEDS = {
     "household": Needs(
         (
             Package("alfworld", "alfworld", "MIT"),
-            Package("textworld", "textworld", "MIT"),
             Package("fast-downward-textworld", "fast_downward", "GPL-3.0"),
         )
     ),

@@ -12,31 +12,18 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from ludus.errors import EnvironmentFailed
 
 
 @cache
 def folder() -> Path:
-    for name in ("alfworld", "textworld", "fast_downward"):
+    for name in ("alfworld", "fast_downward"):
         if importlib.util.find_spec(name) is None:
             raise EnvironmentFailed(f'household needs {name}, which is not installed: pip install "ludus[worlds]"')
     spec = importlib.util.find_spec("alfworld")
     assert spec is not None
     assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
-
-
-def new_game() -> Any:
-    """Textworld's player of such games. Importing textworld draws from numpy's global random state, which is put back."""
-    folder()
-    before = np.random.get_state()
-    from textworld import EnvInfos
-    from textworld.envs.pddl import PddlEnv
-
-    np.random.set_state(before)
-    return PddlEnv(EnvInfos(admissible_commands=True, won=True))
 
 
 @cache

@@ -17,6 +17,7 @@ from ludus.environments import Reply, tool
 from ludus.errors import EnvironmentFailed
 from ludus.types import ToolCall
 from ludus.worlds.household import package, rooms
+from ludus.worlds.household.game import Game
 
 FOLDERS = {"train": "train", "dev": "valid_seen", "test": "valid_unseen"}
 """Our splits, and the official ones that they are."""
@@ -43,14 +44,12 @@ class Household:
         return official_games(Path(self.data), split=split) if self.official else rooms.games(split)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
+        package.folder()  # or it is said what to install
         game, said = self._game(task)
-        self.game = package.new_game()
-        self.game.load(game)
-        _give_names(self.game._entity_infos)
-        self.state = self.game.reset()
+        self.game = Game(game["pddl_domain"], game["grammar"], game["pddl_problem"])
         self.plan: list[str] = []
-        text = str(self.state.feedback).replace("UNKNOWN GOAL", said).partition("=-")[2] or str(self.state.feedback)
-        return f"{text.strip()}\n{self._commands()}"
+        text = self.game.first.replace("UNKNOWN GOAL", said)
+        return f"{(text.partition('=-')[2] or text).strip()}\n{self._commands()}"
 
     @tool
     def take_action(self, action: str) -> Reply:
@@ -59,27 +58,31 @@ class Household:
         action: one of the commands that are possible now, word for word
         """
         command = action.strip()
-        if command not in self.state["admissible_commands"]:
+        if command not in self.game.commands:
             return Reply(
                 f"Nothing happens: {command[:MAX_COMMAND_CHARS]!r} is not possible now.\n{self._commands()}",
                 invalid=True,
             )
         self.plan = self.plan[1:] if self.plan[:1] == [command] else []
-        self.state, _, _ = self.game.step(command)
-        if self.state["won"]:
+        told = self.game.act(command)
+        if self.game.won:
             return Reply("You won.", reward=1.0, done=True, metrics={"success": 1.0})
-        return Reply(f"{str(self.state.feedback).strip()}\n{self._commands()}")
+        return Reply(f"{told.strip()}\n{self._commands()}")
 
     def solve(self) -> ToolCall:
         """The planner that the game brings; it takes about a second, so a plan is followed for as long as it holds."""
-        self.plan = self.plan or list(self.game._pddl_state.replan(self.game._entity_infos))
+        self.plan = self.plan or self.game.plan()
         return ToolCall("take_action", {"action": (self.plan or ["look"])[0]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        return ToolCall("take_action", {"action": rng.choice(self.state["admissible_commands"])})
+        return ToolCall("take_action", {"action": rng.choice(self.game.commands)})
+
+    def close(self) -> None:
+        if hasattr(self, "game"):
+            self.game.close()
 
     def _commands(self) -> str:
-        return f"commands: {', '.join(self.state['admissible_commands'])}"
+        return f"commands: {', '.join(self.game.commands)}"
 
     def _game(self, task: dict[str, Any]) -> tuple[dict[str, str], str]:
         if task["game"] == "generated":
@@ -87,7 +90,7 @@ class Household:
         path = Path(self.data) / "json_2.1.1" / task["game"]
         try:
             game: dict[str, str] = json.loads(path.read_text())
-            game["pddl_problem"], game["grammar"]
+            game["pddl_domain"], game["grammar"], game["pddl_problem"]
         except (OSError, ValueError, LookupError) as error:
             raise EnvironmentFailed(f"{path} is no game: {error}. Was it downloaded whole?") from None
         return game, ""
@@ -112,20 +115,3 @@ def official_games(data: Path, *, split: str) -> list[dict[str, Any]]:
 
 def _words(path: Path) -> set[str]:
     return {word for word in ("movable", "Sliced") if word in path.as_posix()}
-
-
-def _give_names(entities: dict[str, Any]) -> None:
-    """`cabinet 3` in place of an id with coordinates, numbered as alfworld does it."""
-    ids = sorted(entity.id for entity in entities.values())
-    left: dict[str, int] = {}
-    for id in ids:
-        if "_bar_" in id:
-            left[_class_of(id)] = left.get(_class_of(id), 0) + 1
-    for id in ids:
-        name = _class_of(id)
-        entities[id].name = f"{name} {left[name]}" if "_bar_" in id else id
-        left[name] = left.get(name, 0) - 1
-
-
-def _class_of(id: str) -> str:
-    return id.partition("_bar_")[0] + ("basin" if "basin" in id else "")

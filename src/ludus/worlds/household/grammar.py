@@ -1,0 +1,109 @@
+"""The language that ALFWorld's games say everything in. Promise: reads what textworld's own parser reads, and nothing in it is run as code.
+
+A document names actions, each with a template (the command) and a feedback (what is said when it was carried out), and rules:
+
+    "inventory.feedback": [{"condition": "holdsany(a:agent)", "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
+                           {"rhs": "You are not carrying anything."}]
+
+In a sentence `#rule#` stands for a rule's own sentence, `{value}` for a value, `{value | query}` for one of each match of a query, and
+with brackets around it these are a list. Who tells it is telling.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ludus.errors import EnvironmentFailed
+
+_TOKEN = re.compile(r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|(?P<word>[\w/-]+)|#[^\n]*', re.DOTALL)
+_SYMBOL = re.compile(
+    r"\[\{(?P<listed>[^{}\[\]]+)\}\]|\{(?P<each>[^{}\[\]]+)\}|#(?P<rule>[^#]+)#|(?P<text>[^;|\"<>\[\]#{}]+)"
+)
+_PREDICATE = re.compile(r"(\w+)\(([^()]*)\)")
+
+Slot = tuple[str, str]
+"""Name and type of what a query looks for."""
+Query = tuple[tuple[str, tuple[Slot, ...]], ...]
+"""Predicates, all of which must hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The sentence of the rule of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """`what`, once for each match of `given`; and as a list where `listed`."""
+
+    what: Rule | ast.expr
+    given: Query
+    listed: bool
+
+
+Sentence = tuple[str | Rule | Each, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    templates: Mapping[str, Sentence]
+    feedback: Mapping[str, Sentence]
+    rules: Mapping[str, tuple[tuple[Query, Sentence], ...]]
+    """By name: alternatives, of which the first whose condition holds is taken."""
+
+
+@lru_cache(maxsize=16)
+def read_grammar(document: str) -> Grammar:
+    found: dict[str, dict[str, Sentence]] = {"template": {}, "feedback": {}}
+    rules: dict[str, list[dict[str, str]]] = {}
+    action = word = ""
+    try:
+        for token in _TOKEN.finditer(document):
+            if token["word"]:
+                action, word = (token["word"].lower() if word == "action" else action), token["word"]
+            elif token["block"] is not None and word == "grammar":
+                rules |= json.loads(re.sub(r"(?m)^\s*#.*$", "", token["block"]))
+            elif token["text"] is not None and word in found:
+                found[word][action] = read_sentence(token["text"])
+        read = {
+            name: tuple((read_query(each.get("condition", "")), read_sentence(each["rhs"])) for each in alternatives)
+            for name, alternatives in rules.items()
+        }
+    except (ValueError, LookupError, AttributeError, SyntaxError) as error:
+        raise EnvironmentFailed(f"a household game's grammar cannot be read: {error!r}") from None
+    return Grammar(found["template"], found["feedback"], read)
+
+
+def read_sentence(text: str) -> Sentence:
+    """As textworld reads it: without spaces before it, and up to a sign that makes no sense (ALFWorld's grammar has a bracket too many)."""
+    symbols: list[str | Rule | Each] = []
+    at = len(text) - len(text.lstrip())
+    while symbol := _SYMBOL.match(text, at):
+        at = symbol.end()
+        if symbol["text"]:
+            symbols.append(symbol["text"])
+        elif symbol["rule"]:
+            symbols.append(Rule(symbol["rule"]))
+        else:
+            value, _, given = (symbol["listed"] or symbol["each"]).partition("|")
+            name = re.fullmatch(r"\s*#([^#]+)#\s*", value)
+            what = Rule(name[1]) if name else ast.parse(value.strip(), mode="eval").body
+            symbols.append(Each(what, read_query(given), listed=symbol["listed"] is not None))
+    return tuple(symbols)
+
+
+def read_query(text: str) -> Query:
+    """`holds(a:agent, o:object) & sliceable(o:object)`; nothing at all always holds."""
+    return tuple((name, tuple(_slot(slot) for slot in slots.split(","))) for name, slots in _PREDICATE.findall(text))
+
+
+def _slot(text: str) -> Slot:
+    name, _, kind = text.strip().partition(":")
+    return name.strip(), kind.strip()

@@ -38,6 +38,7 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import LoraConfig, TrainerConfig
 from ludus.models import packed_attention
+from ludus.models.tree_attention import troubles
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import cast_weights
 from ludus.trainer.pack import row_ids, subtree_ends, trie
@@ -304,6 +305,8 @@ def run_shared(shape: str, device: torch.device, *, repeats: int, peak: float) -
         rates[form] = found["tokens_per_s"]
         flops = model_flops(model, batches(2), lora=False, shared=form != "unshared") / batches(2).num_tokens
         ratio = {} if form == "unshared" else {"ratio": round(rates[form] / rates["unshared"], 2)}
+        if form == "tree" and troubles():
+            ratio["not_by_tree_attention"] = troubles()[0]  # type: ignore[assignment]
         tell(f"trainer/{shape}/shared/{form}", found | ratio, flops_per_token=flops, peak=peak)
         del model
 

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ludus.errors import ConfigError
 from ludus.models.transfer import placed
-from ludus.models.tree_attention import tree_attention, tree_mask
+from ludus.models.tree_attention import attended, tree_mask
 
 NAME = "ludus_packed"
 LONGEST_MASK = 2048
@@ -102,9 +102,11 @@ def _attend(
     )  # under autocast the rotary embedding leaves these two in float32
     if segments is None:
         return _causal(query, key, value, scaling), None
-    half = value.is_cuda and value.dtype != torch.float32
+    half = _takes_half(value)
     if half and segments.tree is not None:
-        return tree_attention(query, key, value, scaling=scaling, mask=segments.tree), None
+        out = attended(query, key, value, scaling=scaling, mask=segments.tree)
+        if out is not None:
+            return out, None
     if segments.own is not None and segments.spread is not None:
         key, value = (tensor.index_select(2, segments.spread) for tensor in (key, value))
         return _branches(query, key, value, scaling, segments), None
@@ -112,6 +114,11 @@ def _attend(
         query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
     out = (_fused if half else _looped)(query, key, value, scaling, segments)
     return out if segments.gather is None else out.index_select(1, segments.gather), None
+
+
+def _takes_half(value: Tensor) -> bool:
+    """Whether the kernels of a GPU serve it, which know half precision only."""
+    return value.is_cuda and value.dtype != torch.float32
 
 
 def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:

@@ -1,3 +1,4 @@
+import asyncio
 import builtins
 import copy
 
@@ -5,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ludus.config import LoraConfig, SftConfig, TrainerConfig
+from ludus.config import EngineConfig, LoraConfig, SftConfig, TrainerConfig
+from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.models.save import save_model
 from ludus.trainer.lora import add_adapters, export, has_adapters, merged_tensors
@@ -80,6 +82,49 @@ def test_what_is_published_is_a_whole_model_that_says_what_the_adapted_one_says(
     adapted = logits(trainer.model)
     assert (adapted - before).abs().max() > 3 * gap, "training moved it"
     assert (logits(plain) - adapted).abs().max() < gap
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_dozen_versions_later_the_merge_is_still_of_the_weights_it_began_with(dtype):
+    """Nothing is merged into what was merged before: rounding would add up, and old adapters would stay."""
+    channel, first = MemoryChannel(keep=2), named_tensors(make_model().to(dtype))
+    trainer = make_trainer(make_adapted(dtype), channel=channel, lr=3e-2)
+    for step in range(12):
+        trainer.step(make_batch(step % 3))
+        trainer.publish()
+    published, adapters = channel.fetch(trainer.version), named_tensors(trainer.model)
+    for name, weight in first.items():
+        prefix = name.removesuffix(".weight")
+        expected = weight
+        if f"{prefix}.base_layer.weight" in adapters:
+            assert torch.equal(adapters[f"{prefix}.base_layer.weight"], weight), "the weights never move"
+            down, up = (adapters[f"{prefix}.lora_{each}.default.weight"].float() for each in "AB")
+            expected = (weight.float() + 2 * (up @ down)).to(dtype)  # alpha is twice the rank
+        assert torch.equal(published[name], expected)
+
+
+def test_the_probe_sees_merged_weights_arrive_in_the_engine_and_would_miss_them():
+    trainer, channel = trained(lr=3e-2, steps=0)
+
+    async def main():
+        engine = EmbeddedEngine(make_model(), channel=channel, config=EngineConfig(), max_tokens=64)
+        try:
+            gaps = []
+            for step in range(4):
+                trainer.step(make_batch(step))
+                version = trainer.publish()
+                for loads in (False, True):
+                    if loads:
+                        await engine.load(version)
+                    theirs = await engine.score(IDS)
+                    gaps.append(max(abs(a - b) for a, b in zip(trainer.logprobs(IDS), theirs, strict=True)))
+            return gaps[0::2], gaps[1::2]
+        finally:
+            await engine.close()
+
+    before, after = asyncio.run(main())
+    assert min(before) > 1e-2, "an engine that was left behind is found out"
+    assert max(after) < 1e-4
 
 
 def test_alpha_over_rank_scales_what_an_adapter_adds():

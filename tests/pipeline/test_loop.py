@@ -12,9 +12,10 @@ import pytest
 
 from ludus.config import RunConfig
 from ludus.controller.local import LocalClient
+from ludus.engines.engine import Capabilities
 from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment
-from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, StoreFailed, TrainerFailed
+from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, LudusError, StoreFailed, TrainerFailed
 from ludus.pipeline import loop as loop_module
 from ludus.pipeline.fake import FakeTrainer
 from ludus.pipeline.feed import Feed
@@ -152,6 +153,14 @@ def check_that_what_went_stale_was_played_again(setup):
     again = {name for name in trained if "-" in name}
     assert again, "some group was trained in its second try"
     assert not {name.split("-")[0] for name in again} & trained, "a draw is trained once"
+
+
+@pytest.mark.parametrize("missing", ["load", "score"])
+def test_an_engine_that_cannot_do_what_training_needs_is_refused_at_the_start(tmp_path, missing):
+    engine = FakeEngine()
+    engine.capabilities = Capabilities(**{"policies": True, "load": True, "score": True, missing: False})
+    with pytest.raises(ConfigError, match=rf"FakeEngine cannot do what this run needs of an engine: {missing};"):
+        Setup(tmp_path, engine=engine).run()
 
 
 def test_the_engine_has_loaded_every_version_in_order(tmp_path):

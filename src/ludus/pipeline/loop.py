@@ -32,6 +32,7 @@ from ludus.algorithms.shaping import shaped
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import (
+    ConfigError,
     ControllerFailed,
     EngineFailed,
     EngineLost,
@@ -90,6 +91,15 @@ LEVELS = ("running", "waiting")
 T = TypeVar("T")
 
 
+def _require(engine: Engine, *capabilities: str) -> None:
+    """What this run asks of its engine, before anything is played."""
+    if missing := [name for name in capabilities if not getattr(engine.capabilities, name)]:
+        raise ConfigError(
+            f"{type(engine).__name__} cannot do what this run needs of an engine: {', '.join(missing)}; it needs "
+            f"{', '.join(capabilities)}, as engine.kind 'embedded' has them"
+        )
+
+
 class Loop:
     def __init__(
         self,
@@ -109,6 +119,7 @@ class Loop:
         engine_counts: EngineCounts = dict,
         on_trainer_thread: Callable[[], None] | None = None,
     ) -> None:
+        _require(engine, "load", "score", *(("policies",) if evaluate is not None else ()))
         self.config, self.pipeline = config, config.pipeline
         self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
         self.algorithm, self.recorder = algorithm, recorder

@@ -17,9 +17,10 @@ import httpx
 from ludus.sandboxes import cgroups, detect
 from ludus.sandboxes.lease import home_of
 from tests.chaos.schedule import SERVICES, Kill, Victim
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-READY_S = 60.0
+READY_S = 180.0
 SLOTS = 6
 HOSTED = {"worker 0": ("Plain", "Boxed"), "worker 1": ("Plain", "Penned")}
 
@@ -28,12 +29,14 @@ class Plane:
     """`folder` gets logs, notes, the player's files, and the state of controller and sandboxes."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.url, self.port = folder, "", 0
+        self.folder, self.url, self.port = folder, "", free_port()
         self.mark = secrets.token_hex(8)
         self.marker = str(10**8 + secrets.randbelow(10**8))
         self.state = folder / "sandboxes"
         self.state.mkdir()
         self.level = "namespace" if detect.driver("namespace").works else "process"
+        self.hold = folder / "hold"
+        """While it is there, the turns of our worlds do not end."""
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._environ = {
             **os.environ,
@@ -44,6 +47,7 @@ class Plane:
             "CHAOS_MARK": self.mark,
             "CHAOS_MARKER": self.marker,
             "CHAOS_NOTES": str(folder / "notes"),
+            "CHAOS_HOLD": str(self.hold),
             "CHAOS_PARENT": str(os.getpid()),
             "CHAOS_LEVEL": self.level,
         }
@@ -55,8 +59,8 @@ class Plane:
             quick = ["--heartbeat-s", "1", "--grace-s", "1"]
             place = ["--port", str(self.port), "--state", str(self.folder / "controller")]
             self.spawn(name, "-m", "ludus.cli.attached", "serve", "controller", *place, *quick)
-            if not self.port:
-                self._find_out_port()
+            if not self.url:
+                self._find_out_url()
         elif name == "client":
             self.spawn(name, "-m", "tests.chaos.player", self.url, str(self.folder))
         else:
@@ -105,12 +109,11 @@ class Plane:
                 start_new_session=True,
             )
 
-    def _find_out_port(self) -> None:
+    def _find_out_url(self) -> None:
         log = self.log("controller")
         wait_until(lambda: b"ready at http" in log.read_bytes(), READY_S, "the controller is ready")
         line = next(line for line in log.read_text().splitlines() if "ready at http" in line)
         self.url = line.split()[-1]
-        self.port = int(self.url.rpartition(":")[2])
 
     # -------------------------------------------------------------------------------------------- killing
 
@@ -156,10 +159,15 @@ class Plane:
     # -------------------------------------------------------------------------------------------- looking
 
     def get(self, path: str) -> Any:
-        return httpx.get(f"{self.url}{path}", timeout=10).json()
+        return httpx.get(f"{self.url}{path}", timeout=60).json()
 
     def log(self, name: str) -> Path:
         return self.folder / f"{name.replace(' ', '-')}.log"
+
+    def holders(self) -> list[int]:
+        """Processes that have held a turn."""
+        file = Path(f"{self.hold}.by")
+        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def sleeps(self, pid: int) -> bool:
         """It is what our worlds start in their sandboxes."""

@@ -33,7 +33,7 @@ SEEDS = (3, 5)
 NUM_BURSTS, NUM_KILLS = 2, 5
 GOES_ON = 2
 """Trajectories of each environment that must be begun and finished after the last kill of a burst."""
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """Generous, for machines that do something else meanwhile; what waits for it ends as soon as it is true."""
 
 
@@ -44,7 +44,7 @@ def seeds() -> list[int]:
 
 @pytest.mark.parametrize("seed", seeds())
 def test_whatever_is_killed_the_accounts_are_right(seed, tmp_path):
-    live_through(seed, tmp_path)
+    must_live_through(seed, tmp_path)
 
 
 @pytest.mark.skipif("LUDUS_CHAOS_S" not in os.environ, reason="LUDUS_CHAOS_S=600 goes on for so many seconds")
@@ -53,7 +53,7 @@ def test_new_schedules_for_as_long_as_was_asked_for(tmp_path):
     while time.monotonic() < give_up:
         seed = random.SystemRandom().randrange(10**6)
         (folder := tmp_path / str(seed)).mkdir()
-        live_through(seed, folder)
+        must_live_through(seed, folder)
 
 
 def test_a_schedule_is_its_seed():
@@ -65,7 +65,7 @@ def test_a_schedule_is_its_seed():
 # ------------------------------------------------------------------------------------------------ one schedule
 
 
-def live_through(seed: int, folder: Path) -> None:
+def must_live_through(seed: int, folder: Path) -> None:
     schedule = draw(seed, num_bursts=NUM_BURSTS, num_kills=NUM_KILLS)
     plane, done = Plane(folder), list[str]()
     try:
@@ -74,9 +74,9 @@ def live_through(seed: int, folder: Path) -> None:
             for what in plane.carry_out(burst):
                 done.append(what)
             must_go_on(plane)
-        stop_in_order(plane) if schedule.at_the_end == "stop" else kill_everything(plane)
-        accounts_must_be_right(folder)
-        nothing_may_be_left(plane)
+        must_stop_in_order(plane) if schedule.at_the_end == "stop" else kill_everything(plane)
+        must_have_right_accounts(folder)
+        must_leave_nothing(plane)
     except BaseException:
         print(f"\nseed {seed} failed in {folder}; what was done:", *done, sep="\n  ")
         print(f"replay: LUDUS_CHAOS_SEED={seed} python -m pytest tests/chaos/test_schedules.py -n 0 -k accounts")
@@ -99,18 +99,23 @@ def must_go_on(plane: Plane) -> None:
     wait_until(goes_on, PATIENCE_S, f"{GOES_ON} new sessions of each environment, and all that were begun before")
 
 
-def stop_in_order(plane: Plane) -> None:
+def must_stop_in_order(plane: Plane) -> None:
     """A client that is killed once more leaves sessions behind; their slots, and all that were lost before, are free after one lease."""
     plane.kill("client")
     time.sleep(LEASE_S)
-    wait_until(lambda: plane.get("/health")["num_sessions"] == 0, PATIENCE_S / 6, "no session in the controller's eyes")
-    assert [row for row in plane.get("/workers") if row["num_sessions"]] == []
-    assert plane.get("/health")["num_waiting"] == 0
+    wait_until(lambda: is_free(plane), PATIENCE_S, "no session, and nobody who waits for one, in the controller's eyes")
+    time.sleep(LEASE_S)  # in their own eyes the workers are as late as they heard of those sessions
     for name in list(plane.running):
-        assert plane.stop(name, patience_s=PATIENCE_S / 2) == 0, f"{name} did not stop in order"
+        assert plane.stop(name, patience_s=PATIENCE_S) == 0, f"{name} did not stop in order"
     for name in HOSTED:
         said = re.findall(r"draining: (\d+) sessions", plane.log(name).read_text())
         assert said[-1] == "0", f"{name} itself still had {said[-1]} sessions"
+
+
+def is_free(plane: Plane) -> bool:
+    health = plane.get("/health")
+    of_workers = [row["num_sessions"] for row in plane.get("/workers")]
+    return health["num_sessions"] == health["num_waiting"] == 0 and not any(of_workers)
 
 
 def kill_everything(plane: Plane) -> None:
@@ -120,7 +125,7 @@ def kill_everything(plane: Plane) -> None:
         plane.forget(name)
 
 
-def accounts_must_be_right(folder: Path) -> None:
+def must_have_right_accounts(folder: Path) -> None:
     acknowledged, failures = lines(folder, "acknowledged"), lines(folder, "failures")
     noted = Counter((folder / "notes").read_text().splitlines())
     assert [turn for turn, times in noted.items() if times > 1] == [], "turns that were carried out twice"
@@ -133,13 +138,18 @@ def accounts_must_be_right(folder: Path) -> None:
     assert [failure for failure in failures if not failure["named"]] == []
 
 
-def nothing_may_be_left(plane: Plane) -> None:
+def must_leave_nothing(plane: Plane) -> None:
     if plane.level == "namespace":  # what ends by itself; plain processes are swept
-        wait_until(lambda: plane.leftovers() == [], PATIENCE_S / 6, "no process is left")
+        wait_until(lambda: plane.leftovers() == [], PATIENCE_S, "no process is left")
     reaper.sweep(plane.state)
-    wait_until(lambda: plane.leftovers() == [], PATIENCE_S / 6, "no process is left after a sweep")
-    reaper.sweep(plane.state)  # groups whose processes had not quite gone
-    assert plane.sandboxes_left() == []
+    wait_until(lambda: plane.leftovers() == [], PATIENCE_S, "no process is left after a sweep")
+    wait_until(lambda: is_swept(plane), PATIENCE_S, "no label, folder, lease or group is left after a sweep")
+
+
+def is_swept(plane: Plane) -> bool:
+    """A group goes with the sweep that finds it empty, and its last processes may take a moment."""
+    reaper.sweep(plane.state)
+    return plane.sandboxes_left() == []
 
 
 def lines(folder: Path, name: str) -> list[dict]:

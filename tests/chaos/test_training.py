@@ -10,13 +10,13 @@ import pytest
 from ludus.config import RunConfig, dump_config
 from ludus.sandboxes import reaper
 from ludus.store.run_folder import RunFolder
-from ludus.trainer.checkpoint import latest_checkpoint
+from ludus.trainer.checkpoint import checkpoint_folder
 from ludus.types import Stop, Trajectory
 from tests.chaos.plane import Plane, descendants, kill_process, wait_until, words_of
 from tests.e2e.runs import make_config
 
-PATIENCE_S = 120.0
-STEPS = 4
+PATIENCE_S = 240.0
+STEPS = 3
 
 
 class Run:
@@ -32,21 +32,17 @@ class Run:
     def workers(self) -> list[int]:
         return [pid for pid in descendants(self.process.pid) if "worker" in words_of(pid)]
 
-    def can_be_resumed(self) -> bool:
-        """A step's figures are written before its checkpoint, so only the checkpoint tells."""
-        assert self.process.poll() is None, self.plane.log("run").read_text()
-        return latest_checkpoint(self.folder) is not None
-
-    def wait_for_sandbox(self) -> int:
-        """A worker that hosts a session now."""
+    def wait_for_held_turn(self) -> int:
+        """A worker in whose sandbox a session waits in the middle of a turn, until `plane.hold` is gone."""
         hosts: list[int] = []
 
-        def is_hosting() -> bool:
+        def is_held() -> bool:
             assert self.process.poll() is None, self.plane.log("run").read_text()
-            hosts[:] = [pid for pid in self.workers() if any(map(self.plane.sleeps, descendants(pid)))]
+            hosts[:] = set(self.workers()).intersection(self.plane.holders())
             return bool(hosts)
 
-        wait_until(is_hosting, PATIENCE_S, "a worker hosts a session")
+        wait_until(is_held, PATIENCE_S, "a worker holds a turn")
+        assert any(map(self.plane.sleeps, descendants(hosts[0])))
         return hosts[0]
 
     def wait_for_end(self) -> None:
@@ -69,6 +65,7 @@ def config(small_model, tmp_path):
         small_model,
         environments={"boxed": {"source": source, "at": "workers"}},
         workers={"num": 2, "slots": 4},
+        rollout={"turn_timeout_s": PATIENCE_S},
         pipeline={"steps": STEPS, "groups_per_step": 2},
         store={"checkpoint_every": 1},
     )
@@ -86,25 +83,26 @@ def test_a_killed_run_leaves_nothing_behind_and_resumed_it_goes_on_to_its_end_al
     assert [id for id, number in times.items() if number > 1] == []
     assert recorded <= times.keys(), "what was recorded stays"
     must_count_failures(folder, [trajectory for trajectory in played if trajectory.stop is Stop.FAILED])
-    nothing_may_be_left(plane)
+    must_leave_nothing(plane)
 
 
 def kill_a_run(config: RunConfig, plane: Plane) -> set[str]:
-    """In the middle of its second step; the trajectories that were on disk by then."""
+    """In the middle of a turn, and with a checkpoint; the trajectories that were on disk by then."""
+    plane.hold.symlink_to(checkpoint_folder(config.folder, 1))  # a link to nowhere until there is one
     run = Run(config, plane)
-    wait_until(run.can_be_resumed, PATIENCE_S, "a step and its checkpoint")
-    run.wait_for_sandbox()
+    run.wait_for_held_turn()
     assert len(run.workers()) == 2
     plane.kill("run")
-    wait_until(lambda: plane.leftovers() == [], PATIENCE_S / 6, "no controller, worker or sandbox is left")
+    wait_until(lambda: plane.leftovers() == [], PATIENCE_S, "no controller, worker or sandbox is left")
     return {stored.trajectory.id for stored in RunFolder(run.folder).read_trajectories()}
 
 
 def kill_a_worker(config: RunConfig, plane: Plane) -> None:
     """Of the same run, resumed, which then ends as it should."""
     run = Run(config, plane, "--resume")
-    worker = run.wait_for_sandbox()
+    worker = run.wait_for_held_turn()
     assert kill_process(worker, still=lambda: worker in run.workers())
+    plane.hold.unlink()
     run.wait_for_end()
 
 
@@ -115,7 +113,7 @@ def must_count_failures(folder: RunFolder, failed: list[Trajectory]) -> None:
     assert 0 < counted <= len(failed), "those of the last moment belong to no step"
 
 
-def nothing_may_be_left(plane: Plane) -> None:
-    wait_until(lambda: plane.leftovers() == [], PATIENCE_S / 6, "no process is left")
+def must_leave_nothing(plane: Plane) -> None:
+    wait_until(lambda: plane.leftovers() == [], PATIENCE_S, "no process is left")
     reaper.sweep(plane.state)  # the run may end before the worker that came in place of the killed one does so
     assert plane.sandboxes_left() == []

@@ -27,6 +27,7 @@ class Plain:
 
     def act(self, text):
         time.sleep(self.rng.uniform(0, LONGEST_TURN_S))  # so that a kill may come in the middle
+        hold()
         note(text)
         self.num_said += 1
         return Reply(self.add(text), reward=1 / TURNS, done=self.num_said == TURNS)
@@ -73,9 +74,22 @@ def marker() -> str:
     return os.environ.get("CHAOS_MARKER", "600")
 
 
+def hold() -> None:
+    """While this file is there, no turn ends, and who holds one says so: it is killed in the middle, however fast or slow anybody is."""
+    path = os.environ.get("CHAOS_HOLD", "")
+    if os.path.exists(path):
+        append(f"{path}.by", str(os.getpid()))
+        while os.path.exists(path):
+            time.sleep(0.02)
+
+
 def note(text: str) -> None:
-    """One write to the end of the file: whole, also when this process is killed."""
     if path := os.environ.get("CHAOS_NOTES"):
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        os.write(file, f"{text}\n".encode())
-        os.close(file)
+        append(path, text)
+
+
+def append(path: str, line: str) -> None:
+    """One write to the end of the file: whole, also when this process is killed."""
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, f"{line}\n".encode())
+    os.close(file)

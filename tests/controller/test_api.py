@@ -302,6 +302,7 @@ def test_a_client_that_hangs_up_leaves_the_queue():
             await until(lambda: len(served.controller.roster.waiting) == 1)
             queued.cancel()
             await until(lambda: len(served.controller.roster.waiting) == 0)
+            assert len(served.controller.roster.sessions) == 1, "and what is open stays"
 
     run(test())
 

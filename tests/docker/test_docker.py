@@ -24,7 +24,7 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split(None, 1)[0], line.split(None, 1)[1]) for line in lines]
 
 
-def parse(words: list[str]) -> None:
+def must_parse(words: list[str]) -> None:
     """Raises where `ludus WORDS` would complain about its arguments; carries nothing out."""
     command, rest = load(COMMANDS[words[0]], name=words[0]), words[1:]
     if hasattr(command, "commands"):
@@ -34,14 +34,14 @@ def parse(words: list[str]) -> None:
 
 @pytest.mark.parametrize("service", COMPOSE["services"])
 def test_a_service_runs_a_command_of_ludus_with_options_that_it_has(service):
-    parse(COMPOSE["services"][service]["command"])
+    must_parse(COMPOSE["services"][service]["command"])
 
 
 def test_a_command_that_does_not_exist_would_be_found():
     with pytest.raises(KeyError):
-        parse(["serves", "worker"])
+        must_parse(["serves", "worker"])
     with pytest.raises(Exception, match="slot-count"):
-        parse(["serve", "worker", "guess", "--slot-count", "3"])
+        must_parse(["serve", "worker", "guess", "--slot-count", "3"])
 
 
 def test_the_compose_file_has_all_three_and_no_secret():
@@ -79,7 +79,7 @@ def test_the_dockerfile_copies_what_there_is_and_starts_ludus():
             for source in rest.split()[:-1]:
                 assert (ROOT / source).exists(), source
     assert json.loads(dict(found)["ENTRYPOINT"]) == ["ludus"]
-    parse(json.loads(dict(found)["CMD"]))
+    must_parse(json.loads(dict(found)["CMD"]))
     supported = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     assert "3.11" in supported
     assert found[0][1].startswith("python:3.11")

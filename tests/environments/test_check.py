@@ -97,7 +97,7 @@ def test_a_fault_is_found_wherever_it_is(place):
 
 
 def test_a_hanging_environment_ends_the_check_not_the_author(monkeypatch):
-    monkeypatch.setattr(trial, "TURN_S", 0.5)
+    monkeypatch.setattr(trial, "TURN_S", 0.25)
     report = check(make("fake", source=FAKE, options={"fault": "hang"}), num_tasks=1)
     assert "act did not return within" in whats(report)
 

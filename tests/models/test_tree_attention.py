@@ -37,7 +37,7 @@ def listed(numbers, indices):
     return table
 
 
-def check_mask(ends):
+def assert_mask_is_exact(ends):
     mask, size = tree_mask(ends, device="cpu"), max(2, -(-len(ends) // BLOCK))
     padded = np.eye(size * BLOCK, dtype=np.bool_)
     padded[: len(ends), : len(ends)] = dense(ends)
@@ -53,7 +53,7 @@ def check_mask(ends):
 
 
 def test_the_mask_of_a_family_of_sessions_is_each_token_and_what_precedes_it():
-    check_mask(subtree_ends(trie(family())))
+    assert_mask_is_exact(subtree_ends(trie(family())))
 
 
 @settings(max_examples=25, deadline=None)
@@ -64,7 +64,7 @@ def test_any_trie_gets_exactly_its_mask(steps):
     for kept, own in steps:
         rows.append(np.concatenate([rows[-1][:kept], np.arange(fresh, fresh + own)]))
         fresh += own
-    check_mask(subtree_ends(trie(rows[1:])))
+    assert_mask_is_exact(subtree_ends(trie(rows[1:])))
 
 
 def test_attention_over_the_trie_is_attention_over_each_sequence():
@@ -105,7 +105,7 @@ def attend(*, tree):
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def check_falls_back(*, match):
+def assert_falls_back(*, match):
     with pytest.warns(UserWarning, match=match) as warned:
         found = [attend(tree=True) for _ in range(2)]
     assert sum("tree attention" in str(each.message) for each in warned) == 1, "said once"
@@ -117,7 +117,7 @@ def check_falls_back(*, match):
 
 def test_where_it_has_no_backward_rows_are_attended_to_sequence_by_sequence_and_that_is_said_once(on_gpu):
     """A CPU has none, so nothing needs to be broken here."""
-    check_falls_back(match=r"tree attention .*4 heads of 16 over 2, float32, cpu.*the same numbers")
+    assert_falls_back(match=r"tree attention .*4 heads of 16 over 2, float32, cpu.*the same numbers")
 
 
 def test_a_compiler_that_fails_at_a_later_row_is_given_up_too(on_gpu, monkeypatch):
@@ -126,7 +126,7 @@ def test_a_compiler_that_fails_at_a_later_row_is_given_up_too(on_gpu, monkeypatc
 
     monkeypatch.setattr(tree_module, "_tried", lambda form: "")
     monkeypatch.setattr(tree_module, "tree_attention", fail)
-    check_falls_back(match="no kernel for this row, as ordered")
+    assert_falls_back(match="no kernel for this row, as ordered")
 
 
 def test_wrong_numbers_are_found_before_anything_is_trained_on_them(on_gpu, monkeypatch):
@@ -135,7 +135,7 @@ def test_wrong_numbers_are_found_before_anything_is_trained_on_them(on_gpu, monk
         "tree_attention",
         lambda query, key, value, **_: (query * key.mean() * value.mean()).transpose(1, 2),
     )
-    check_falls_back(match=r"its numbers are wrong by")
+    assert_falls_back(match=r"its numbers are wrong by")
 
 
 @pytest.mark.parametrize(

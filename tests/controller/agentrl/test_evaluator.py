@@ -82,4 +82,4 @@ def test_session_ids_are_all_different(results):
 
 
 def test_nothing_is_left_behind(plane, results):
-    until(lambda: plane.num_sessions("double-std") == plane.num_sessions("stream-std") == 0, what="no session")
+    assert until(lambda: plane.num_sessions("double-std") == plane.num_sessions("stream-std") == 0, what="no session")

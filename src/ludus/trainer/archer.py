@@ -3,10 +3,11 @@
     state    hidden state before the turn's first sampled token
     action   hidden state before its last sampled token, and that token's embedding: together they have read the whole action
 
-Both by the model that the run started with, frozen: what lies in the replay stays comparable, and is encoded once. Differs from the
-paper: there the encoder (RoBERTa) is trained too, which would have every update encode its turns anew; V learns from the actions just
-played, not from fresh samples at replayed states, and so does the policy. The last turn of a session is terminal, also where a limit cut
-it. As in the paper, the critic may learn alone at first (`critic.warmup`), and a baseline per token may be taken off (`critic.baseline`).
+Both by the model that the run started with, frozen: what lies in the replay stays comparable, and is encoded once. The critic sees them
+on the scale of the replay as it is now, which needs no memory of its own. Differs from the paper: there the encoder (RoBERTa) is trained
+too, which would have every update encode its turns anew; V learns from the actions just played, not from fresh samples at replayed
+states, and so does the policy. The last turn of a session is terminal, also where a limit cut it. As in the paper, the critic may learn
+alone at first (`critic.warmup`), and a baseline per token may be taken off (`critic.baseline`).
 """
 
 from __future__ import annotations

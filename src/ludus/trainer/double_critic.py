@@ -5,8 +5,8 @@
     bar        ->  (1 - rate) bar + rate (its network)       after every update
     A(s, a)    =   min_j Q_j(s, a) - min_j V_j(s)
 
-Networks end in 0, so that a new critic finds every action alike. Features must be on one scale (`Scale`): what a language model has to say
-of a turn is a ripple on what it says of every turn, and networks that see the ripple only learn the mean reward.
+Networks end in 0, so that a new critic finds every action alike. Features are brought to one scale first (`Scale`): what a language model
+has to say of a turn is a ripple on what it says of every turn, and a network that is given both learns little but the mean return.
 """
 
 from __future__ import annotations

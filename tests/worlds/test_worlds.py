@@ -1,3 +1,5 @@
+import hashlib
+import json
 import random
 import re
 
@@ -35,14 +37,39 @@ MEDIOCRE = {"wordle": 0.8}
 
 
 @pytest.mark.parametrize(("name", "options"), [(name, {}) for name in NAMES] + HARDER)
-def test_promise_10_train_and_test_tasks_are_disjoint_and_distinct(name, options):
+def test_promise_10_train_dev_and_test_tasks_are_disjoint_and_distinct(name, options):
     environment = world(name, **options)
-    train, test = contents(environment, "train"), contents(environment, "test")
-    assert not train & test
-    assert len(train) == len(environment.tasks("train"))
-    assert len(test) == len(environment.tasks("test"))
-    assert len(test) >= 60
+    splits = {split: contents(environment, split) for split in ("train", "dev", "test")}
+    assert sum(map(len, splits.values())) == len(set.union(*splits.values()))
+    for split, found in splits.items():
+        assert len(found) == len(environment.tasks(split))
+        assert len(found) >= (1 if (name, split, options.get("arms")) == ("bandit", "dev", 3) else 60)
     assert environment.tasks("no such split") == []
+
+
+DRAWN = {
+    "frozen_lake": "e1440f63", "guess": "53c44b71", "kv_store": "92f4478c", "bandit": "4b597983", "corridor": "fdb8ecc9",
+    "countdown": "81dcb10c", "maze": "8a9e77aa", "sokoban": "d4f01365", "twenty_questions": "88c1ba02", "wordle": "45504b02",
+}  # fmt: skip
+"""The beginning of a hash of all train and test tasks: figures that were measured stand on them."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_train_and_test_tasks_are_those_that_figures_were_measured_on(name):
+    environment = world(name)
+    tasks = [(task.id, dict(task.data)) for split in ("train", "test") for task in environment.tasks(split)]
+    assert hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest()[:8] == DRAWN[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [(name, {}) for name in NAMES] + [h for h in HARDER if "slippery" not in h[1]]
+)
+def test_the_solver_wins_dev_too_where_chance_has_no_part(name, options):
+    environment = world(name, **options)
+    for seed, task in enumerate(
+        environment.tasks("dev")[-20:]
+    ):  # the last ones are the neighbours' where a world is small
+        assert won(play(environment, task=task, seed=seed)), task.id
 
 
 @pytest.mark.parametrize(

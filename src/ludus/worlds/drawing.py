@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 NUM_TRAIN = 1000
@@ -16,28 +16,59 @@ _PATIENCE = 300
 
 
 def draw_tasks(
-    draw: Callable[[random.Random], dict[str, Any]], *, split: str, seed: str, apart: str = "", num_dev: int = 0
+    draw: Callable[[random.Random], dict[str, Any]],
+    *,
+    split: str,
+    seed: str,
+    apart: str = "",
+    num_dev: int = 0,
+    spare: Callable[[random.Random], dict[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing.
 
-    apart: a key of the tasks; no value of it is in two splits. num_dev: tasks of a third split, dev.
+    apart: a key of the tasks; no value of it is in two splits. num_dev: tasks that dev gets before train. Where it is 0, dev is what train
+    and test have left, and then what `spare` gives: neighbours of the world's tasks, for a world so small that nothing is left.
     """
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
-    distinct: dict[str, dict[str, Any]] = {}
-    misses = 0
-    while len(distinct) < NUM_TRAIN + NUM_TEST + num_dev and misses < _PATIENCE:
-        task = draw(rng)
-        known = len(distinct)
-        distinct.setdefault(json.dumps(task, sort_keys=True), task)
-        misses = 0 if len(distinct) > known else misses + 1
+    distinct = _distinct(draw, rng, count=NUM_TRAIN + NUM_TEST + num_dev)
     kept_together: dict[str, list[dict[str, Any]]] = {}
-    for content, task in distinct.items():
-        kept_together.setdefault(str(task[apart]) if apart else content, []).append(task)
+    for task in distinct:
+        kept_together.setdefault(_key(task, apart), []).append(task)
     wanted = {"test": min(NUM_TEST, max(1, len(distinct) // 5)), "dev": num_dev, "train": len(distinct)}
     splits: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
     for tasks in kept_together.values():
         splits[next(name for name in wanted if len(splits[name]) < wanted[name])] += tasks
+    if split == "dev" and not num_dev:
+        left = _distinct(draw, rng, count=NUM_DEV, apart=apart, besides=kept_together)
+        known = {**kept_together, **dict.fromkeys(_key(task, apart) for task in left)}
+        return left + (_distinct(spare, rng, count=NUM_DEV - len(left), apart=apart, besides=known) if spare else [])
     return splits.get(split, [])
+
+
+def _distinct(
+    draw: Callable[[random.Random], dict[str, Any]],
+    rng: random.Random,
+    *,
+    count: int,
+    apart: str = "",
+    besides: Container[str] = (),
+) -> list[dict[str, Any]]:
+    """No two alike, and none whose key is in `besides`; fewer where there are no more."""
+    found: dict[str, dict[str, Any]] = {}
+    misses = 0
+    while len(found) < count and misses < _PATIENCE:
+        task = draw(rng)
+        content = json.dumps(task, sort_keys=True)
+        new = content not in found and _key(task, apart) not in besides
+        misses = 0 if new else misses + 1
+        if new:
+            found[content] = task
+    return list(found.values())
+
+
+def _key(task: dict[str, Any], apart: str) -> str:
+    """What belongs to one split only."""
+    return str(task[apart]) if apart else json.dumps(task, sort_keys=True)
 
 
 SIZES = {"train": 1000, "dev": 100, "test": 200}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections import deque
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -46,7 +46,9 @@ class FrozenLake:
         self.max_turns = max_turns or round(3 * (size - 1) * (1 + 2 * slippery))
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
-        return draw_tasks(self._draw, split=split, seed=f"frozen_lake {self.size} {self.holes}")
+        spare = partial(self._draw, holes=self.holes - 1) if self.holes else None
+        seed = f"frozen_lake {self.size} {self.holes}"
+        return draw_tasks(partial(self._draw, holes=self.holes), split=split, seed=seed, spare=spare)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.rows, self.rng, self.at, self.turns_left = task["map"], rng, (0, 0), self.max_turns
@@ -86,10 +88,10 @@ class FrozenLake:
         word = _WORDS[self._cell(cell)]
         return str(self.steps_left.get(cell, word)) if word == "ice" else word
 
-    def _draw(self, rng: random.Random) -> dict[str, Any]:
+    def _draw(self, rng: random.Random, *, holes: int) -> dict[str, Any]:
         while True:
             cells = ["S", *"F" * (self.size**2 - 2), "G"]
-            for index in rng.sample(range(1, self.size**2 - 1), self.holes):
+            for index in rng.sample(range(1, self.size**2 - 1), holes):
                 cells[index] = "H"
             rows = ["".join(cells[i : i + self.size]) for i in range(0, self.size**2, self.size)]
             if (0, 0) in distances(rows):

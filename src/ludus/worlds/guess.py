@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -34,7 +35,10 @@ class Guess:
         self.max_turns = max_turns or numbers.bit_length()
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
-        return draw_tasks(self._draw, split=split, seed=f"guess {self.numbers} {self.largest}")
+        fewest = max(2, 2 * self.numbers // 3)
+        spare = partial(self._draw, fewest=fewest - 1, most=fewest - 1) if fewest > 2 else None
+        draw = partial(self._draw, fewest=fewest, most=self.numbers)
+        return draw_tasks(draw, split=split, seed=f"guess {self.numbers} {self.largest}", spare=spare)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.low, self.high, self.secret = task["low"], task["high"], task["secret"]
@@ -65,8 +69,8 @@ class Guess:
             return f"left {' '.join(map(str, range(self.low, self.high + 1)))}"
         return f"left {self.low} to {self.high}"
 
-    def _draw(self, rng: random.Random) -> dict[str, Any]:
-        candidates = rng.randint(max(2, 2 * self.numbers // 3), self.numbers)
+    def _draw(self, rng: random.Random, *, fewest: int, most: int) -> dict[str, Any]:
+        candidates = rng.randint(fewest, most)
         low = rng.randint(1, self.largest - candidates + 1)
         high = low + candidates - 1
         return {"low": low, "high": high, "secret": rng.randint(low, high)}

@@ -33,6 +33,12 @@ taste teach thick thorn tiger toast tower trace track trade trail train truck tr
 waste watch water whale wheat wheel white world wrist young youth
 """
 WORDS = tuple(_LIST.split())
+_DEV_LIST = """
+abbey acorn agent angel ankle apron bacon badge bench blend bloom boost brass broom cedar chief cider civil clown coach
+comet couch creed curve daisy depth donor dough eager ember fancy flint forty gauge glory grove haste ivory kayak ledge
+"""
+DEV_WORDS = tuple(_DEV_LIST.split())
+"""Secrets of dev, where hardly a word is left that is no secret of train or test."""
 
 
 class Wordle:
@@ -53,7 +59,7 @@ class Wordle:
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         seed = f"wordle {self.num_words} {self.max_turns}"
-        return draw_tasks(self._draw, split=split, seed=seed, apart="secret")
+        return draw_tasks(self._draw, split=split, seed=seed, apart="secret", spare=self._draw_dev)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.words: tuple[str, ...] = tuple(task["words"])
@@ -82,6 +88,13 @@ class Wordle:
         secrets = rng.sample(words, len(words))  # one is always found in time: the word that the solver guesses first
         secret = next(secret for secret in secrets if guesses_needed(words, secret=secret) <= self.max_turns)
         return {"words": list(words), "secret": secret}
+
+    def _draw_dev(self, rng: random.Random) -> dict[str, Any]:
+        while True:
+            secret = rng.choice(DEV_WORDS)
+            words = tuple(sorted([secret, *rng.sample(WORDS, self.num_words - 1)]))
+            if guesses_needed(words, secret=secret) <= self.max_turns:
+                return {"words": list(words), "secret": secret}
 
 
 @lru_cache(maxsize=1 << 17)

@@ -95,10 +95,15 @@ class Setup:
         )
         return self.loop
 
-    def run(self, *, stop_after_s: float = PATIENCE_S) -> Setup:
+    def run(self, *, stop_when: Callable[[Setup], bool] = lambda _: False) -> Setup:
+        """To its end, or until that is a fact."""
+
+        def look() -> None:
+            self.loop.stop() if stop_when(self) else asyncio.get_running_loop().call_later(0.01, look)
+
         async def main():
             loop = self.make()
-            asyncio.get_running_loop().call_later(stop_after_s, loop.stop)
+            look()
             if self.restored is not None:
                 loop.restore(self.restored)
             try:
@@ -244,7 +249,7 @@ def test_a_fault_in_generation_ends_training_too(tmp_path, fault):
 
 
 def test_a_stall_names_what_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop_module, "STALL_S", 0.1)
+    monkeypatch.setattr(loop_module, "STALL_S", 1.0)
     setup = Setup(
         tmp_path,
         WatchedEnvironment(turns=1, fault="hang"),
@@ -256,8 +261,8 @@ def test_a_stall_names_what_is_waited_for(tmp_path, monkeypatch):
 
 
 def test_a_stall_of_the_trainer_is_not_blamed_on_a_session(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop_module, "STALL_S", 0.1)
-    setup = Setup(tmp_path, trainer=FakeTrainer(step_s=0.5), pipeline__steps=1).run()
+    monkeypatch.setattr(loop_module, "STALL_S", 1.0)
+    setup = Setup(tmp_path, trainer=FakeTrainer(step_s=2.5), pipeline__steps=1).run()
     assert setup.events("stall")[0]["longest"] == ["the trainer: every session has finished"]
 
 
@@ -272,7 +277,8 @@ def test_stop_returns_after_the_step(tmp_path):
 
 
 def test_stop_ends_a_loop_that_waits_for_a_hung_session(tmp_path):
-    setup = Setup(tmp_path, WatchedEnvironment(turns=1, fault="hang")).run(stop_after_s=0.1)
+    setup = Setup(tmp_path, WatchedEnvironment(turns=1, fault="hang"))
+    setup.run(stop_when=lambda setup: len(setup.loop.buffer.playing) == 4 and len(setup.environment.sessions) == 8)
     assert setup.trainer.version == 0
     assert len(setup.loop.state()["feed"]["again"]) == 4, "what was playing is played again"
 
@@ -287,26 +293,22 @@ def test_tasks_without_any_gradient_end_the_run_and_say_so(tmp_path):
 
 
 def stopped_with_ready_groups(folder) -> tuple[Setup, dict[str, Any]]:
-    """Stopped while one group of two was complete and the others were playing."""
-
-    def stop_when_ready(setup, kind, fields):
-        if kind == "trajectory":
-            # its group is complete by then, the others take 30 s
-            asyncio.get_running_loop().call_later(0.3, setup.loop.stop)
+    """Stopped while one group of two was complete and the others, which take 300 s, were playing."""
 
     class FirstIsQuick(WatchedEnvironment):
         def latency(self, rng):
-            return 0.0 if len(self.sessions) <= 2 else 30.0
+            return 0.0 if len(self.sessions) <= 2 else 300.0
 
         def open(self, task, *, seed):
             self.sessions.append(None)
             quick = self.latency(None) == 0.0
             self.sessions.pop()
             session = super().open(task, seed=seed)
-            self.sessions[-1].environment = FakeEnvironment(latency_s=0.0 if quick else 30.0)
+            self.sessions[-1].environment = FakeEnvironment(latency_s=0.0 if quick else 300.0)
             return session
 
-    setup = Setup(folder, FirstIsQuick(turns=1), on=stop_when_ready).run()
+    setup = Setup(folder, FirstIsQuick(turns=1))
+    setup.run(stop_when=lambda setup: len(setup.loop.buffer.ready) == 1 and len(setup.loop.buffer.playing) == 3)
     return setup, setup.loop.state()
 
 

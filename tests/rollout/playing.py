@@ -21,8 +21,8 @@ LIMITS = {
     "max_tokens": 2000,
     "max_invalid": 3,
     "max_observation_chars": 8000,
-    "turn_timeout_s": 20.0,
-    "session_timeout_s": 20.0,
+    "turn_timeout_s": 120.0,
+    "session_timeout_s": 120.0,
     "temperature": 1.0,
 }
 

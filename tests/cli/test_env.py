@@ -23,7 +23,7 @@ def test_new_writes_an_environment_of_twenty_lines_that_passes_its_own_test(tmp_
     code = [line for line in (tmp_path / "my_game.py").read_text().splitlines() if line.strip()]
     assert len(code) <= 20
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert run.returncode == 0, run.stdout
 
 

@@ -16,7 +16,7 @@ from ludus.config import dump_config, load_config, parse_config
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import make_config
 
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 
 @pytest.fixture

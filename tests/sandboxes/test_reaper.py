@@ -179,7 +179,7 @@ def test_a_process_that_ends_without_closing_them_takes_its_sandboxes_along_in_s
         "import sys; from pathlib import Path; from ludus.sandboxes.provider import Sandboxes; "
         "Sandboxes(state=Path(sys.argv[1]), warm=0).open('process').run('true')"
     )
-    ended = subprocess.run([sys.executable, "-c", opened, str(state)], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", opened, str(state)], capture_output=True, text=True, timeout=240)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert [str(each) for folder in ("labels", "folders", "leases") for each in (state / folder).iterdir()] == []
 

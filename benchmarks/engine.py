@@ -138,8 +138,8 @@ def load(name: str) -> PreTrainedModel:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["tiny", "smollm2-135m"])
-    parser.add_argument("--sessions", nargs="+", type=int, default=[1, 8, 32])
+    parser.add_argument("--models", nargs="+", help="tiny smollm2-135m; with --device cuda: 0.5b 7b")
+    parser.add_argument("--sessions", nargs="+", type=int, help="1 8 32; with --device cuda: 64 256 512, of 7b 64 256")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: see engine_cuda.py")
@@ -147,16 +147,16 @@ def main() -> None:
     if options.device == "cuda":
         import engine_cuda
 
-        engine_cuda.run(repeats=options.repeats)
+        engine_cuda.run(shapes=options.models, counts=options.sessions, repeats=options.repeats)
         return
     torch.set_num_threads(options.threads)
-    for name in options.models:
+    for name in options.models or ["tiny", "smollm2-135m"]:
         try:
             model = load(name)
         except ConfigError as error:
             print(json.dumps({"case": f"engine/{name}", "skipped": str(error)}), flush=True)
             continue
-        for num_sessions in options.sessions:
+        for num_sessions in options.sessions or [1, 8, 32]:
             coroutine = compare(
                 name, model, num_sessions=num_sessions, repeats=options.repeats, threads=options.threads
             )

@@ -3,6 +3,7 @@
 Models have the shapes of Qwen2.5 and random weights, in bfloat16; every request samples at temperature 1 and returns logprobs.
 
     python benchmarks/engine.py --device cuda
+    python benchmarks/engine.py --device cuda --models 7b --sessions 64
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2},
     "7b": {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
 }  # fmt: skip
+COUNTS = {"0.5b": (64, 256, 512), "7b": (64, 256)}
 
 
 def make_model(shape: str) -> PreTrainedModel:
@@ -207,10 +209,11 @@ def theirs(model: PreTrainedModel, *, sessions: int) -> float:
     return times[-1]
 
 
-def run(*, repeats: int) -> None:
-    for shape, counts in (("0.5b", (64, 256, 512)), ("7b", (64, 256))):
+def run(*, shapes: Sequence[str] | None, counts: Sequence[int] | None, repeats: int) -> None:
+    """All of `COUNTS`, or those that are named."""
+    for shape in shapes or COUNTS:
         model = make_model(shape)
-        for sessions in counts:
+        for sessions in counts or COUNTS[shape]:
             asyncio.run(prompts(shape, model, sessions=sessions, repeats=repeats))
         asyncio.run(conversations(shape, model, sessions=128, repeats=repeats))
         if shape == "0.5b":

@@ -42,16 +42,39 @@ def test_the_controller_says_where_it_listens_serves_and_stops_on_sigterm(starte
     assert (tmp_path / "state" / "controller.sqlite3").exists()
 
 
-def test_a_port_that_is_taken_is_named():
+@pytest.mark.parametrize("what", [["controller"], ["worker", "guess"], ["engine", "a-model"]])
+def test_a_port_that_is_taken_is_named(what):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        result = ludus("serve", "controller", "--port", str(taken.getsockname()[1]), LUDUS_TOKEN="")
+        result = ludus("serve", *what, "--port", str(taken.getsockname()[1]), LUDUS_TOKEN="")
     assert result.returncode == 1
     assert "cannot listen on 127.0.0.1" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
 
 
 def test_beyond_loopback_the_controller_wants_tokens():
     result = ludus("serve", "controller", "--host", "0.0.0.0", "--port", "0", LUDUS_TOKEN="")
     assert result.returncode == 1
     assert "--tokens FILE" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.temperature=0.5", "rollout.temperature has no part in serving a model"),
+        ("trainer.lr=1", "trainer.lr has no part"),
+        ("engine.max_runing=3", "unknown key 'engine.max_runing'. Did you mean 'max_running'?"),
+    ],
+)
+def test_a_key_that_serving_a_model_does_not_read_is_refused(override, message):
+    result = ludus("serve", "engine", "a-model", override)
+    assert result.returncode == 1
+    assert message in result.stderr
+
+
+def test_a_controllers_url_with_a_password_is_refused_and_not_repeated():
+    result = ludus("serve", "worker", "guess", "--controller", "http://me:secret@127.0.0.1:7100")
+    assert result.returncode == 1
+    assert "holds a password" in result.stderr
+    assert "secret" not in result.stderr

@@ -79,3 +79,12 @@ def test_where_no_solver_can_play_the_cause_is_told(blank_model, tmp_path):
     broken = {"fake": {"source": FAKE, "options": {"fault": "raise", "fault_in": "act"}}}
     with pytest.raises(ConfigError, match=r"none was scored\. The latest failure was: EnvironmentFailed: .*as ordered"):
         asyncio.run(sft(make_config(tmp_path, blank_model, environments=broken, sft=SFT)))
+
+
+def test_trajectories_that_are_not_there_do_not_use_up_the_runs_name(blank_model, tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    for source, message in (("nowhere", "is not a run folder"), (str(tmp_path / "empty.jsonl"), "nothing to clone")):
+        config = make_config(tmp_path, blank_model, sft={"trajectories": source})
+        with pytest.raises(ConfigError, match=message):
+            asyncio.run(sft(config))
+        assert not config.folder.exists()

@@ -13,6 +13,9 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Serve environments, or a model, to other processes and machines."
 )
 
+SERVED = ("model.", "engine.", "devices", "rollout.max_tokens")
+"""Keys of a run that `ludus serve engine` reads."""
+
 
 @app.command()
 def controller(
@@ -97,7 +100,9 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
     from ludus.launch.places import make_environments
 
     if bool(names) == bool(run):
-        raise ConfigError(f"got environments {names} and --run {run!r}; expected the one or the other")
+        raise ConfigError(
+            f"got environments {names} and --run {run!r}; expected the one or the other, as in `ludus serve worker guess`"
+        )
     if names:
         return [make(name, source=source) for name, source in map(locate, names)]
     config = load_config(run)
@@ -120,6 +125,12 @@ def engine(
 ) -> None:
     """Serve a model behind an OpenAI-compatible endpoint. It is the embedded engine that answers."""
     from ludus.config import load_config
+    from ludus.errors import ConfigError
     from ludus.launch.endpoint import serve_engine
 
+    for key in (override.partition("=")[0].strip() for override in overrides or ()):
+        if not key.startswith(SERVED):
+            raise ConfigError(
+                f"{key} has no part in serving a model, where requests say how to sample; expected {', '.join(SERVED)}"
+            )
     serve_engine(load_config(None, [f"model.name={model}", *(overrides or [])]), host=host, port=port)

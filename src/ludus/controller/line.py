@@ -132,8 +132,10 @@ class Line:
 
 
 def link_url(url: str) -> str:
-    """Where the link of a controller at this http(s) URL is."""
+    """Where the link of a controller at this http(s) URL is. One that holds a password would be logged, and is refused."""
     scheme, separator, rest = url.rstrip("/").partition("://")
+    if "@" in rest:
+        raise ConfigError("the controller's URL holds a password; leave it out, and give the token in LUDUS_TOKEN")
     if not separator or scheme not in ("http", "https") or not rest:
         raise ConfigError(f"{url!r} is no controller's URL; expected something like http://127.0.0.1:7100")
     return f"{'wss' if scheme == 'https' else 'ws'}://{rest}/link"

@@ -21,7 +21,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NoReturn
 
 from websockets.asyncio.client import ClientConnection, connect
@@ -50,7 +50,7 @@ from ludus.controller.protocol import (
 )
 from ludus.controller.sessions import Sessions
 from ludus.environments.environment import Environment
-from ludus.errors import LudusError, WorkerLost, describe
+from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.types import Task
 
 _jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
@@ -95,7 +95,18 @@ class Worker:
     async def run(self) -> int:
         await self.hosting.prepare()
         self._listen_to_signals()
-        async with serve(
+        async with AsyncExitStack() as closing:
+            self._port = _port_of(await self._listen(closing))
+            _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
+            dialling = asyncio.create_task(self._dial_for_ever())
+            try:
+                await self._until_stopped()
+            finally:
+                await self._end(dialling)
+        return 143 if self._forced.is_set() else 0
+
+    async def _listen(self, closing: AsyncExitStack) -> Server:
+        serving = serve(
             self._serve_client,
             self._host,
             self._port,
@@ -105,15 +116,13 @@ class Worker:
             ping_interval=30,
             ping_timeout=60,
             close_timeout=1,
-        ) as server:
-            self._port = _port_of(server)
-            _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
-            dialling = asyncio.create_task(self._dial_for_ever())
-            try:
-                await self._until_stopped()
-            finally:
-                await self._end(dialling)
-        return 143 if self._forced.is_set() else 0
+        )
+        try:
+            return await closing.enter_async_context(serving)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._host} port {self._port}: {error}; choose another with --host and --port"
+            ) from None
 
     def stop(self) -> None:
         """The first time gracefully, the second time at once."""

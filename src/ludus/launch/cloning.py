@@ -25,6 +25,7 @@ from ludus.types import Completion, Sequence, Trajectory
 
 async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
     """Clones into config.model and exports to the run folder; returns where, and how the cloned trajectories had done."""
+    given = _wanted(_given(config), config) if config.sft.trajectories else None  # before the run's name is used up
     folder = RunFolder.create(config)
     with Recorder(
         folder, tensorboard=config.store.tensorboard, trajectories=config.store.trajectories, listeners=listeners
@@ -32,7 +33,7 @@ async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[
         with beginning(folder):
             parts = await make_parts(config, folder=folder.path)
         try:
-            trajectories = _wanted(await _trajectories(parts, recorder), config)
+            trajectories = given or _wanted(await _played(parts, recorder), config)
         finally:
             await parts.client.close()
         sequences = [sequence for trajectory in trajectories for sequence in sequences_of(trajectory, parts.chat)]
@@ -75,13 +76,16 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
     return wanted
 
 
-async def _trajectories(parts: Parts, recorder: Recorder) -> list[Trajectory]:
-    if source := parts.config.sft.trajectories:
-        return _of_train(_stored(source, root=parts.config.store.folder), source=source)
+async def _played(parts: Parts, recorder: Recorder) -> list[Trajectory]:
     played = await solver_trajectories(parts)
     for trajectory in played:
         recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
     return played
+
+
+def _given(config: RunConfig) -> list[Trajectory]:
+    source = config.sft.trajectories
+    return _of_train(_stored(source, root=config.store.folder), source=source)
 
 
 def _of_train(stored: Iterable[StoredTrajectory], *, source: str) -> list[Trajectory]:

@@ -164,22 +164,33 @@ class Endpoint:
 
 def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     """`ludus serve engine`: the run file's model, until it is stopped."""
+    if config.engine.kind != "embedded":
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}; it is the embedded engine that is served here")
     device = devices_of(config).engine
     folder = config.model.name
     if folder == "tiny":
         raise ConfigError(
             "model.name is 'tiny', which has no weights of its own; name a run's export folder, or another model"
         )
+    listener = _bound(host, port)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, device=device, dtype=resolve_dtype(config.model.dtype, device=device))
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
     max_tokens = config.rollout.max_tokens
     engine = EmbeddedEngine(model, channel=MemoryChannel(), config=config.engine, max_tokens=max_tokens)
     endpoint = Endpoint(engine, chat=chat, tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens)
-    listener = socket.create_server((host, port))
     print(f"Serving {Path(folder).name} at http://{host}:{listener.getsockname()[1]}/v1", flush=True)
     server = uvicorn.Server(uvicorn.Config(make_app(endpoint), log_level="warning"))
     asyncio.run(server.serve(sockets=[listener]))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
+        ) from None
 
 
 def make_app(endpoint: Endpoint) -> FastAPI:

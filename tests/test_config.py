@@ -236,6 +236,19 @@ def test_the_tree_imports_nothing_heavy():
     assert output.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["engine.kind=chat", "engine.url=https://me:secret@host/v1"],
+        ["speakers.outside.x.url=http://secret@host/v1", "speakers.outside.x.chance=0.1"],
+    ],
+)
+def test_an_endpoints_url_holds_no_secret_and_the_refusal_does_not_repeat_it(overrides):
+    with pytest.raises(ConfigError, match=r"^(?!.*secret).*url holds a password.*LUDUS_API_KEY"):
+        load_config(None, overrides)
+    assert load_config(None, ["engine.kind=chat", "engine.url=http://host/v1/@org"]).engine.url.endswith("@org")
+
+
 @pytest.mark.parametrize("override", ["engine.deterministic=true", "engine.threads=4", "engine.max_cached=7"])
 def test_promise_8_what_a_server_decides_for_itself_is_refused(override):
     with pytest.raises(ConfigError, match="decides that for itself"):

@@ -64,6 +64,12 @@ class HorizonConfig(Section):
         return self
 
 
+def refuse_password(url: str, *, key: str) -> None:
+    """A URL is stored with the run and stands in messages, so it holds no secret."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError(f"{key} holds a password, which would be stored with the run; a key goes into LUDUS_API_KEY")
+
+
 class OutsideConfig(Section):
     url: str = Field(pattern=r"^https?://")
     """Base URL of an OpenAI-compatible endpoint, as in engine.url. A key, where one is wanted: LUDUS_API_KEY."""
@@ -74,6 +80,11 @@ class OutsideConfig(Section):
     own tokenizer that returns ids and logprobs, which may be trained on too."""
     model: str = ""
     """Which of the endpoint's models; empty: the only one it serves."""
+
+    @model_validator(mode="after")
+    def _holds_no_secret(self) -> OutsideConfig:
+        refuse_password(self.url, key="url")
+        return self
 
 
 OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ludus.learning import Section
+from ludus.learning import Section, refuse_password
 
 
 class RolloutConfig(Section):
@@ -72,6 +72,7 @@ class EngineConfig(Section):
     @model_validator(mode="after")
     def _url_fits_kind(self) -> EngineConfig:
         outside = self.kind != "embedded"
+        refuse_password(self.url, key="engine.url")
         if outside != bool(self.url) or (self.url and not self.url.startswith(("http://", "https://"))):
             raise ValueError(
                 f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' or 'chat' and only with them"

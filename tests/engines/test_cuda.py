@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from ludus.engines.sample import draw
 from ludus.types import Sampling
 from ludus.weights.memory import MemoryChannel
 from tests.engines.examples import VOCAB, embedded, small_llama
+from tests.trainer.examples import make_batch, make_model, make_trainer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 SIZES = {
@@ -115,10 +118,17 @@ def test_in_bfloat16_the_mean_gap_is_small():
     assert sum(gaps) / len(gaps) < 0.02
 
 
-def test_siblings_get_their_prompt_from_each_other_and_their_own_noise():
+def furthest(model, ids, completion) -> float:
+    """The largest gap between a completion's logprobs and those of a plain forward pass."""
+    rows = logprobs_of(model, [*ids, *completion.ids])[len(ids) - 1 : -1]
+    return max(abs(row[t].item() - p) for row, t, p in zip(rows, completion.ids, completion.logprobs, strict=True))
+
+
+def test_siblings_read_the_same_pages_and_have_their_own_noise():
+    model, ids = make("llama"), list(range(1, 200))
+
     async def main():
-        async with embedded(make("llama"), max_tokens=512, max_running=16, max_cached=16) as engine:
-            ids = list(range(1, 200))
+        async with embedded(model, max_tokens=512, max_running=16, max_cached=16) as engine:
             calls = (
                 engine.generate(ids, sampling=Sampling(max_tokens=12, seed=i), session_id=str(i)) for i in range(8)
             )
@@ -128,6 +138,59 @@ def test_siblings_get_their_prompt_from_each_other_and_their_own_noise():
     completions, stats = asyncio.run(main())
     assert stats.prefill_reused >= 7 * 198
     assert len({completion.ids for completion in completions}) > 1
+    assert max(furthest(model, ids, completion) for completion in completions) < 1e-4
+
+
+def test_answers_stay_right_while_a_trainer_works_on_the_same_device():
+    """On a stream of its own, with graphs that are captured meanwhile."""
+    gaps, stop = [], threading.Event()
+    trainer = make_trainer(make_model(hidden_size=128).to("cuda"), compile=False)
+
+    def check(expected, completion, *, greedy):
+        rows = zip(expected, completion.ids, completion.logprobs, strict=True)
+        gaps.extend(abs(row[token].item() - logprob) for row, token, logprob in rows)
+
+    def train() -> int:
+        while not stop.is_set():
+            trainer.step(make_batch(trainer.steps % 3))
+        return trainer.steps
+
+    with ThreadPoolExecutor(1) as pool:
+        training = pool.submit(train)
+        try:
+            play(make("qwen2"), conversations=30, check=check, prefill_tokens=96)
+        finally:
+            stop.set()
+        assert training.result() > 1
+    assert max(gaps) < 1e-4
+
+
+def test_a_version_that_is_loaded_while_the_next_step_runs_is_whole():
+    channel, ids = MemoryChannel(), list(range(3, 40))
+    model = make_model(hidden_size=128)
+    trainer = make_trainer(copy.deepcopy(model).to("cuda"), channel=channel, compile=False)
+
+    def publish():
+        trainer.step(make_batch(trainer.steps))
+        return trainer.publish(), trainer.logprobs(ids)
+
+    async def main():
+        loop, gaps = asyncio.get_running_loop(), []
+        with ThreadPoolExecutor(1) as pool:
+            async with embedded(model.to("cuda"), channel=channel, max_tokens=256, max_running=4) as engine:
+                for number in range(5):
+                    version, expected = await loop.run_in_executor(pool, publish)
+                    speaking = asyncio.create_task(
+                        engine.generate(ids, sampling=Sampling(max_tokens=40, seed=number), session_id=str(number))
+                    )
+                    going_on = loop.run_in_executor(pool, trainer.step, make_batch(number, lengths=[400] * 20))
+                    await engine.load(version)
+                    got = await engine.score(ids)
+                    gaps.append(max(abs(a - b) for a, b in zip(expected, got, strict=True)))
+                    await asyncio.gather(going_on, speaking)
+        return gaps
+
+    assert max(asyncio.run(main())) < 1e-3
 
 
 def test_the_same_seed_gives_the_same_tokens_whoever_else_is_in_the_batch():

@@ -7,14 +7,11 @@ from ludus.sandboxes.container import body
 from ludus.sandboxes.fake import FakeSandbox, FakeSandboxes
 from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.sandboxes.running import finish
-from ludus.sandboxes.sandbox import LEVELS, Finished, Label, Limits, Mount, Need, level_of, stronger
+from ludus.sandboxes.sandbox import LEVELS, Finished, Label, Limits, Mount, Need, level_of
 
 
-def test_levels_are_ordered_and_the_stronger_wins():
+def test_levels_go_from_the_least_contained_to_the_most():
     assert LEVELS == ("none", "process", "namespace", "container")
-    assert stronger("none", "process") == "process"
-    assert stronger("container", "namespace") == "container"
-    assert stronger("namespace", "namespace") == "namespace"
 
 
 def test_an_unknown_level_is_answered_with_the_near_one():

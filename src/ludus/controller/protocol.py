@@ -149,7 +149,6 @@ class Close(Record, frozen=True):
 
 class Renew(Record, frozen=True):
     session_ids: tuple[str, ...]
-    client_id: str = ""
 
 
 class Renewed(Record, frozen=True):

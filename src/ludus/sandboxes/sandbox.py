@@ -150,10 +150,6 @@ def level_of(name: str) -> Level:
     raise ConfigError(f"sandbox is {name!r}; known: {', '.join(LEVELS)}.{nearest(name, LEVELS)}")
 
 
-def stronger(first: Level, second: Level) -> Level:
-    return max(first, second, key=LEVELS.index)
-
-
 def refusal(command: Command) -> Finished | None:
     """The answer to a command that no system could start: a model may well have written it, so it is an answer and no exception."""
     words = [command] if isinstance(command, str) else list(command)

@@ -44,7 +44,6 @@ class RunFolder:
         self.timeline_file = path / "timeline.jsonl"
         self.report_file = path / "report.md"
         self.trajectories = path / "trajectories"
-        self.checkpoints = path / "checkpoints"
         self.export = path / "export"
         self.tensorboard = path / "tensorboard"
         self.plots = path / "plots"

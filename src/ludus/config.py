@@ -35,7 +35,7 @@ class ModelConfig(Section):
     device: str = "auto"
     """auto (a GPU where there is one), cpu, cuda or cuda:N; `devices` gives engine and trainer one each."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: float32 on a CPU, bfloat16 on a GPU."""
+    """auto: bfloat16 on a GPU that has it (compute capability 8 and up), float32 elsewhere."""
     chat_template: str = ""
     """A Jinja file that replaces the model's own chat template."""
     tool_format: Literal["auto", "hermes", "llama3", "smollm2", "json"] = "auto"

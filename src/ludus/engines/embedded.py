@@ -109,9 +109,8 @@ class EmbeddedEngine:
         self._calls: set[_Call] = set()
         self._generations: dict[Request, _Call] = {}
         self._failure: EngineFailed | None = None
-        self._gate = (
-            threading.Lock()
-        )  # between a call that comes in and the thread's end: none may be accepted and forgotten
+        # between a call that comes in and the thread's end: none may be accepted and forgotten
+        self._gate = threading.Lock()
         self._closing = self._has_shrunk = False
         self._num_sampled = self._num_prefilled = self._num_ended = self._num_loads = 0
         self._busy_s = self._load_s = 0.0

@@ -235,10 +235,8 @@ class Schedule:
 
     def _own_slot(self, request: Request) -> Slot | None:
         """The slot kept for this session's next turn, unless another request of the session is using it."""
-        mine = (
-            s for s in self.slots if s.session_id == request.session_id and s.policy == request.policy and not s.busy
-        )
-        return next(mine, None)
+        idle = (slot for slot in self.slots if not slot.busy and slot.session_id == request.session_id)
+        return next((slot for slot in idle if slot.policy == request.policy), None)
 
     def _free_slot(self) -> Slot:
         """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used.
@@ -257,9 +255,8 @@ class Schedule:
         if self.deterministic or request.num_prompt - 1 < at_least:
             return None, 0
         for slot in self.slots:
-            promising = (
-                len(slot.ids) > most and slot.ids[most] == request.ids[most]
-            )  # else it cannot share more than `most`
+            # else it cannot share more than `most`
+            promising = len(slot.ids) > most and slot.ids[most] == request.ids[most]
             if promising and (shared := self._usable(slot, request)) > most:
                 best, most = slot, shared
         return best, most
@@ -272,9 +269,7 @@ class Schedule:
         return common_prefix(slot.ids if slot.busy else slot.ids[: slot.length], prompt)
 
     def _matches(self, slot: Slot, request: Request) -> bool:
-        return (
-            slot.policy == request.policy and slot.version is not None and slot.version == self.versions[request.policy]
-        )
+        return slot.policy == request.policy and slot.version == self.versions[request.policy]
 
     # -------------------------------------------------------------------------------------------- pages
 

@@ -222,9 +222,8 @@ def prompt(
     tokens, query_heads, dim = query.shape
     assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     heads, page = keys.shape[1], keys.shape[2]
-    out = torch.zeros(
-        (tokens, query_heads, dim), dtype=query.dtype, device=query.device
-    )  # tokens that only fill up the batch are in no block
+    # zeros: tokens that only fill up the batch are in no block
+    out = torch.zeros((tokens, query_heads, dim), dtype=query.dtype, device=query.device)
     sizes = {
         "HEADS": heads,
         "GROUP": query_heads // heads,
@@ -373,9 +372,8 @@ def _choose(
     exists = blocks < BLOCKS
     most = tl.load(highest + row * BLOCKS + blocks, mask=exists, other=-float("inf"))
     top = tl.max(most, 0)
-    mass = tl.load(sums + row * BLOCKS + blocks, mask=exists, other=0.0).to(tl.float64) * tl.exp(most - top).to(
-        tl.float64
-    )
+    mass = tl.load(sums + row * BLOCKS + blocks, mask=exists, other=0.0).to(tl.float64)
+    mass *= tl.exp(most - top).to(tl.float64)
     total = tl.sum(mass, 0)
     golden = tl.load(constants).to(tl.uint64, bitcast=True)
     first = tl.load(constants + 1).to(tl.uint64, bitcast=True)

@@ -96,10 +96,8 @@ def _attend(
 ) -> tuple[Tensor, None]:
     assert query.shape[2] == key.shape[2], "packed attention trains; it has no key-value cache"
     _refuse(asked, longest=segments.longest if segments else query.shape[2])
-    query, key = (
-        query.to(value.dtype),
-        key.to(value.dtype),
-    )  # under autocast the rotary embedding leaves these two in float32
+    # under autocast the rotary embedding leaves these two in float32
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if segments is None:
         return _causal(query, key, value, scaling), None
     half = _takes_half(value)
@@ -157,16 +155,12 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
 def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # CUDA only, half precision only
 
-    times = (
-        query.shape[1] // key.shape[1]
-    )  # key-value heads are repeated: torch 2.11's kernel does not take fewer of them
+    # key-value heads are repeated: torch 2.11's kernel does not take fewer of them
+    times = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(times, dim=1) if times > 1 else tensor for tensor in (key, value))
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (N, heads, head_dim)
-    bounds, longest, causal = (
-        segments.bounds,
-        segments.longest,
-        (-1, 0),
-    )  # causal: all to the left, nothing to the right
+    bounds, longest = segments.bounds, segments.longest
+    causal = (-1, 0)  # all to the left, nothing to the right
     out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=causal)
     assert isinstance(out, Tensor)
     return out.unsqueeze(0)

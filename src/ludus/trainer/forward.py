@@ -32,9 +32,8 @@ def sampled_logprobs(
     """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
     hidden = sampled_hidden(model, microbatch)
     rows = max(1, (max_logits or MAX_LOGITS[hidden.device.type]) // model.config.get_text_config().vocab_size)
-    if (
-        len(hidden) <= rows and not hidden.is_cuda
-    ):  # small enough to keep; on a GPU the fused pieces are faster at any size
+    # small enough to keep; on a GPU the fused pieces are faster at any size
+    if len(hidden) <= rows and not hidden.is_cuda:
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
     head: Any = model.get_output_embeddings()
     logprobs, entropies = logprobs_in_pieces(

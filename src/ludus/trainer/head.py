@@ -43,9 +43,8 @@ class _Pieces(torch.autograd.Function):
             by_logprob = torch.zeros_like(sums)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
-        of_weight = (
-            torch.zeros_like(weight) if wants_weight else None
-        )  # a frozen head, as LoRA leaves it, costs nothing
+        # a frozen head, as LoRA leaves it, costs nothing
+        of_weight = torch.zeros_like(weight) if wants_weight else None
         of_bias = torch.zeros_like(bias) if wants_bias else None
         for first in range(0, len(hidden), ctx.rows):
             own = slice(first, first + ctx.rows)

@@ -80,9 +80,8 @@ def make_optimizer(model: Named, *, lr: float, betas: tuple[float, float], weigh
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
-    for (
-        parameter
-    ) in parameters:  # now and not in the first step: memory that is missing is missed before anything has moved
+    # now and not in the first step: memory that is missing is missed before anything has moved
+    for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
             "exp_avg": torch.zeros_like(parameter),

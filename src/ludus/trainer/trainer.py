@@ -86,9 +86,8 @@ class Trainer:
             prepare(model.float().eval())
             if reference is not None:
                 prepare(reference.float().requires_grad_(False).eval())
-                cast_weights(
-                    reference, self._dtype
-                )  # rounded as the policy is: the difference would look like a distance
+                # rounded as the policy is: the difference would look like a distance
+                cast_weights(reference, self._dtype)
         with naming_shortage("the weights and AdamW's averages", device=model.device):
             self._masters = Masters(model, dtype=self._dtype)
             self._optimizer = make_optimizer(
@@ -116,9 +115,8 @@ class Trainer:
             grad_norm = self._grad_norm()
             if not np.isfinite(float(loss) + float(grad_norm)):
                 raise TrainerFailed(self._blame(batch, loss=float(loss), grad_norm=float(grad_norm)))
-            judged = (
-                self._critic.step(batch) if self._critic is not None else {}
-            )  # before the policy it may be reading moves
+            # before the policy, which it may be reading, moves
+            judged = self._critic.step(batch) if self._critic is not None else {}
             lr = self._apply(grad_norm)
             diagnostics = summarise(pieces)
         seconds = time.perf_counter() - started

@@ -67,8 +67,9 @@ def test_a_damaged_model_is_one_clear_error(tiny: Path, tmp_path: Path) -> None:
         load_model(tmp_path, device="cpu")
 
 
-def test_devices_and_types_are_resolved_or_refused() -> None:
+def test_devices_and_types_are_resolved_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = resolve_device("cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert resolve_dtype("auto", device=cpu) == torch.float32
     assert resolve_dtype("auto", device=torch.device("cuda")) == torch.bfloat16
     assert resolve_device("auto").type in ("cpu", "cuda")

@@ -70,24 +70,28 @@ def test_a_lease_ends_the_session_of_a_client_that_is_gone_and_the_drain_with_it
     assert asyncio.run(scene()) == (0, "lease")
 
 
+@asynccontextmanager
+async def penned(controller):
+    """(worker, client, pid of the pen) of a session in a process of its own."""
+    async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
+        await controller.open(environment="penned")
+        async with linked(register.address) as client:
+            yield ludus, client, int((await start(client)).messages[-1].content)
+
+
 def test_a_second_sigterm_ends_a_worker_at_once_with_its_pens():
     async def scene():
         controller = FakeController()
-        async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
-            await controller.open(environment="penned")
-            async with linked(register.address) as client:
-                pid = int((await start(client)).messages[-1].content)
-                acting = asyncio.ensure_future(act(client, "loop"))
-                ludus.send_signal(signal.SIGTERM)
-                await until(
-                    lambda: any(beat.draining for beat in controller.beats)
-                )  # else both signals may come as one
-                assert ludus.returncode is None
-                ludus.send_signal(signal.SIGTERM)
-                async with asyncio.timeout(60):
-                    status = await ludus.wait()
-                    with pytest.raises(WorkerLost):
-                        await acting
+        async with penned(controller) as (ludus, client, pid):
+            acting = asyncio.ensure_future(act(client, "loop"))
+            ludus.send_signal(signal.SIGTERM)
+            await until(lambda: any(beat.draining for beat in controller.beats))  # else both may come as one
+            assert ludus.returncode is None
+            ludus.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(60):
+                status = await ludus.wait()
+                with pytest.raises(WorkerLost):
+                    await acting
             return status, ends(pid)
 
     assert asyncio.run(scene()) == (143, True)
@@ -95,19 +99,15 @@ def test_a_second_sigterm_ends_a_worker_at_once_with_its_pens():
 
 def test_a_killed_worker_leaves_no_pen():
     async def scene():
-        controller = FakeController()
-        async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
-            await controller.open(environment="penned")
-            async with linked(register.address) as client:
-                pid = int((await start(client)).messages[-1].content)
-                child = int((await act(client, "start")).messages[-1].content)
-                acting = asyncio.ensure_future(act(client, "loop", turn=1, request="b"))
-                await asyncio.sleep(0.1)
-                assert alive(pid)
-                assert alive(child)
-                ludus.kill()
-                with pytest.raises(WorkerLost):
-                    await acting
+        async with penned(FakeController()) as (ludus, client, pid):
+            child = int((await act(client, "start")).messages[-1].content)
+            acting = asyncio.ensure_future(act(client, "loop", turn=1, request="b"))
+            await asyncio.sleep(0.1)
+            assert alive(pid)
+            assert alive(child)
+            ludus.kill()
+            with pytest.raises(WorkerLost):
+                await acting
             return ends(pid), ends(child)
 
     assert asyncio.run(scene()) == (True, True)

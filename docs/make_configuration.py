@@ -17,9 +17,10 @@ SIGNS: dict[type, tuple[str, str]] = {Gt: (">", "gt"), Ge: (">=", "ge"), Lt: ("<
 HEAD = """# Configuration
 
 A run is a TOML file plus overrides on the command line: `ludus train configs/quickstart.toml trainer.lr=1e-4`. `--dry-run` prints the
-resolved run, with every key. A key that is not listed here is refused, with the near name.
+resolved run, with every key. A key that is not listed here is refused, with the near name, and so is an override that the command
+does not read, such as `trainer.lr` for `ludus sft`, which has its own.
 
-Written by `docs/make_configuration.py` from `src/ludus/config.py` and `learning.py`; change it there.
+Written by `docs/make_configuration.py` from `src/ludus/config.py`, `learning.py` and `playing.py`; change it there.
 """
 
 

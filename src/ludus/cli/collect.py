@@ -50,6 +50,7 @@ def collect(
     config = resolve(
         run_file,
         [*(overrides or []), *keys],
+        command="collect",
         model=model,
         tokenizer=tokenizer,
         environments=environments,

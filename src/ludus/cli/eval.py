@@ -75,7 +75,13 @@ def run(
 
         name = f"eval-{slug(model)}"
     config = resolve(
-        run_file, [*(overrides or []), *keys], model=model, tokenizer=tokenizer, environments=environments, name=name
+        run_file,
+        [*(overrides or []), *keys],
+        command="eval",
+        model=model,
+        tokenizer=tokenizer,
+        environments=environments,
+        name=name,
     )
     if config.engine.kind == "embedded" and config.model.name == "tiny":
         raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names what is to be evaluated")
@@ -121,12 +127,14 @@ def resolve(
     run_file: Path | None,
     overrides: list[str],
     *,
+    command: str,
     model: str,
     tokenizer: str,
     environments: str,
     name: str,
 ) -> RunConfig:
     """The run that the options ask for, on top of the run file, if any. What a person wrote as an override comes last."""
+    from ludus.cli.unread import refuse_unread
     from ludus.config import load_config
     from ludus.launch.subjects import model_keys, named_environments
 
@@ -137,6 +145,7 @@ def resolve(
     chosen = named_environments(environments, tell=lambda line: print(line, file=sys.stderr)) if environments else {}
     without = ("model", "engine") if model else ()
     config = load_config(run_file, [*keys, *overrides], without=without, environments=chosen)
+    refuse_unread(overrides, command=command)
     return config.only(chosen) if chosen else config
 
 

@@ -16,10 +16,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run 
 def evolve(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Play, keep what succeeded, clone it, and again: AgentEvol's loop."""
     from ludus.cli.progress import Progress
-    from ludus.cli.train import _resolve
+    from ludus.cli.train import resolve
     from ludus.launch.evolving import evolve as play_and_clone
 
-    config = _resolve(run_file, overrides, dry_run=dry_run)
+    config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
     result = asyncio.run(play_and_clone(config, listeners=[Progress(config)]))
     rates = ", ".join(f"{rate:.0%}" for rate in result["success"])
     print(f"Success while playing, by round: {rates}. Cloned {result['kept']} trajectories.\nModel: {result['export']}")

@@ -44,7 +44,7 @@ def train(
 
     Device, dtype, batch sizes and the engine's memory are chosen by what is here; --dry-run prints them.
     """
-    config = _resolve(run_file, overrides, model=model, environments=environments, dry_run=dry_run)
+    config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
     result = interruptible(_train(config, resume=resume))
     if not result["finished"]:
         words = ["ludus", "train", *([str(run_file)] if run_file else []), *(overrides or [])]
@@ -58,7 +58,7 @@ def train(
 
 def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Clone trajectories, or the environments' own solvers, into a model: a warm start."""
-    config = _resolve(run_file, overrides, dry_run=dry_run)
+    config = resolve(run_file, overrides, command="sft", dry_run=dry_run)
     result = interruptible(_sft(config))
     print(f"Cloned {result['trajectories']} trajectories (success {result['success']:.0%}), loss {result['loss']:.3f}.")
     print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
@@ -72,7 +72,7 @@ def quickstart(
 ) -> None:
     """A tiny agent learns three worlds on this machine's CPU: cloned from a mediocre player, then trained."""
     began = time.monotonic()
-    config = _fresh_name(_resolve(run_file, overrides, dry_run=False))
+    config = _fresh_name(resolve(run_file, overrides, command="quickstart", dry_run=False))
     print("Warm start: cloning a player who knows the rules and plays badly.")
     warm = interruptible(_sft(config.model_copy(update={"name": f"{config.name}-sft"})))
     model = config.model.model_copy(update={"name": warm["export"]})
@@ -89,9 +89,17 @@ def quickstart(
     print(json.dumps({**{k: round(v, 4) for k, v in line.items()}, "train_s": round(time.monotonic() - began, 1)}))
 
 
-def _resolve(
-    run_file: Path | None, overrides: list[str] | None, *, model: str = "", environments: str = "", dry_run: bool
+def resolve(
+    run_file: Path | None,
+    overrides: list[str] | None,
+    *,
+    command: str,
+    model: str = "",
+    environments: str = "",
+    dry_run: bool,
 ) -> RunConfig:
+    """The run that a command was asked for. After a dry run's print it does not return."""
+    from ludus.cli.unread import refuse_unread
     from ludus.config import load_config
 
     given = list(overrides or [])
@@ -104,6 +112,7 @@ def _resolve(
         given = [*([f"model.name={model}"] if model == "tiny" else model_keys(model) if model else []), *given]
         chosen = named_environments(environments) if environments else {}
     config = load_config(run_file, given, environments=chosen)
+    refuse_unread(given, command=command)
     if dry_run:
         finish_dry_run(config)
     return config

@@ -24,6 +24,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
+from ludus.engines.drafts import Drafts
 from ludus.engines.engine import Capabilities
 from ludus.engines.noise import Noise
 from ludus.engines.policies import Policies
@@ -53,6 +54,10 @@ class EngineStats:
     loads: int
     preempted: int
     """Requests that gave way for want of memory, and were computed again."""
+    drafted: int
+    """Tokens computed ahead of being drawn."""
+    drafts_kept: int
+    """Those of them that were then drawn: each saved a pass."""
     running: int
     waiting: int
 
@@ -100,6 +105,7 @@ class EmbeddedEngine:
             deterministic=config.deterministic,
             decode_steps=decode_steps,
             pages=self._policies.make_pages(),
+            drafts=None if on_gpu or config.deterministic else Drafts(),
         )
         self._schedule.loaded(CURRENT, version=version)
         self._channel, self._threads = channel, config.threads
@@ -191,6 +197,8 @@ class EmbeddedEngine:
             load_s=self._load_s,
             loads=self._num_loads,
             preempted=self._schedule.num_preempted,
+            drafted=self._schedule.num_drafted,
+            drafts_kept=self._schedule.num_kept,
             running=len(self._schedule.running),
             waiting=len(self._schedule.waiting),
         )

@@ -95,13 +95,17 @@ class Spill:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them."""
+    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them.
+
+    `draft`: what will probably be drawn, computed behind them. As many tokens are drawn as it turns out right, and one.
+    """
 
     request: Request
     slot: int
     start: int
     ids: list[int]
     samples: bool
+    draft: tuple[int, ...] = ()
 
     @property
     def count(self) -> int:
@@ -110,6 +114,11 @@ class Chunk:
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
+
+    @property
+    def width(self) -> int:
+        """Tokens of the pass."""
+        return len(self.ids) + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)

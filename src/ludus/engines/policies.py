@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -87,21 +88,25 @@ class Policies:
     def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
         """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""
         assert planned.steps == 1, "several steps at a time need a graph"
-        sampling = [chunk.request.sampling for chunk in _sampling(planned)]
-        pieces = [Piece(chunk.slot, chunk.start, chunk.count) for chunk in planned.chunks]
+        sampling = _sampling(planned)
+        pieces = [Piece(chunk.slot, chunk.start, chunk.width) for chunk in planned.chunks]
         layout = Layout(pieces, cache=self.cache, dtype=self.dtype, device=self.device)
-        ids = torch.tensor([token for chunk in planned.chunks for token in chunk.ids], device=self.device)
-        keep = (
-            None
-            if len(sampling) == len(ids)
-            else torch.tensor(_last_rows(planned.chunks), dtype=torch.long, device=self.device)
+        ids = torch.tensor(
+            [token for chunk in planned.chunks for token in (*chunk.ids, *chunk.draft)], device=self.device
         )
+        rows = _drawn_rows(planned.chunks)
+        keep = None if len(rows) == len(ids) else torch.tensor(rows, dtype=torch.long, device=self.device)
         logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
         if not sampling:
             return []
-        uniforms = [noise.at(chunk.end) for chunk, noise in zip(_sampling(planned), noises, strict=True)]
-        drawn = draw(logits, temperatures=[each.temperature for each in sampling], uniforms=uniforms)
-        return [[pair] for pair in drawn]
+        uniforms = [
+            noise.at(chunk.end + i)
+            for chunk, noise in zip(sampling, noises, strict=True)
+            for i in range(len(chunk.draft) + 1)
+        ]
+        temperatures = [chunk.request.sampling.temperature for chunk in sampling for _ in range(len(chunk.draft) + 1)]
+        drawn = iter(draw(logits, temperatures=temperatures, uniforms=uniforms))
+        return [_as_drafted(chunk.draft, list(islice(drawn, len(chunk.draft) + 1))) for chunk in sampling]
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         packed = torch.tensor(ids, device=self.device)
@@ -157,13 +162,21 @@ def _sampling(planned: Pass) -> list[Chunk]:
     return [chunk for chunk in planned.chunks if chunk.samples]
 
 
-def _last_rows(chunks: Sequence[Chunk]) -> list[int]:
-    rows, end = [], 0
+def _drawn_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """After which tokens of the pass one is drawn: the last of each chunk that samples, and each of its draft."""
+    rows: list[int] = []
+    first = 0
     for chunk in chunks:
-        end += chunk.count
         if chunk.samples:
-            rows.append(end - 1)
+            rows += range(first + chunk.count - 1, first + chunk.width)
+        first += chunk.width
     return rows
+
+
+def _as_drafted(draft: tuple[int, ...], drawn: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The tokens before the draft's first error, and the one that was drawn in its place: what follows it saw another past."""
+    right = next((i for i, token in enumerate(draft) if drawn[i][0] != token), len(draft))
+    return drawn[: right + 1]
 
 
 def _some(names: Sequence[str]) -> str:

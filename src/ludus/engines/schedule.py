@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Literal
 
+from ludus.engines.drafts import LONGEST, Drafts
 from ludus.engines.pages import Pages
 from ludus.engines.plan import Chunk, Copy, Found, Pass, Plan, Request, Slot, Spill
 from ludus.errors import EngineFailed
@@ -30,7 +31,7 @@ class Schedule:
     """Requests and slots. First in, first admitted; decoding goes on in every step, prompts share `prefill_tokens` of it.
 
     `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself. `decode_steps`
-    above 1: prompts and decoding go in passes of their own, and decoding takes so many steps at a time.
+    above 1: prompts and decoding go in passes of their own, and decoding takes so many steps at a time. `drafts`: what to compute ahead.
     """
 
     def __init__(
@@ -43,13 +44,17 @@ class Schedule:
         deterministic: bool = False,
         decode_steps: int = 1,
         pages: Pages | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
         self.slots = [Slot(index) for index in range(num_slots)]
         self.slot_tokens = slot_tokens
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
-        self.pages = pages
+        self.pages, self.drafts = pages, drafts
+        assert drafts is None or not (deterministic or pages or decode_steps > 1), (
+            "drafts are for slots, one step at a time"
+        )
         assert pages is None or pages.count >= pages.needed(slot_tokens + decode_steps), "the longest sequence must fit"
         self.versions: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
@@ -57,6 +62,8 @@ class Schedule:
         self.num_reused = 0
         """Prompt tokens that needed no computing because a slot held them."""
         self.num_preempted = 0
+        self.num_drafted = self.num_kept = 0
+        """Tokens computed ahead, and those of them that were then drawn."""
         self._clock = 0
 
     # -------------------------------------------------------------------------------------------- what happens to the engine
@@ -92,7 +99,9 @@ class Schedule:
         if request.slot is None:
             return None
         index = request.slot.index
-        spill = Spill(index, request.slot.length, self.pages.alone(index) if self.pages else ())
+        spill = Spill(
+            index, request.slot.length + self._longest_draft(request), self.pages.alone(index) if self.pages else ()
+        )
         self._forget(self._vacate(request))
         return spill
 
@@ -137,6 +146,9 @@ class Schedule:
         request.ids += tokens[:kept]
         request.logprobs += [logprob for _, logprob in drawn[:kept]]
         request.versions += [self.versions[request.policy]] * kept
+        if self.drafts and kept:
+            self.num_drafted, self.num_kept = self.num_drafted + len(chunk.draft), self.num_kept + kept - 1
+            self.drafts.learn(request.ids, start=len(request.ids) - kept)
         if over is None:
             return None
         return self._finish(request, "end" if tokens[over] in request.sampling.stop_ids else "length")
@@ -354,8 +366,8 @@ class Schedule:
             if self.decode_steps > 1:
                 yield from self._separate_passes(policy, mine)
                 continue
-            decode = sorted((chunk for chunk in mine if chunk.count == 1), key=lambda chunk: chunk.slot)
-            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.count > 1)))
+            decode = sorted((chunk for chunk in mine if chunk.width == 1), key=lambda chunk: chunk.slot)
+            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.width > 1)))
 
     def _separate_passes(self, policy: str, chunks: list[Chunk]) -> Iterator[Pass]:
         """A prompt may end in a piece of one token, or be cut to one: only what draws can go on drawing."""
@@ -382,7 +394,19 @@ class Schedule:
             if missing > 1:
                 budget -= count
             ids = request.ids[slot.length : slot.length + count]
-            yield Chunk(request, slot.index, slot.length, ids, samples=count == missing)
+            samples = count == missing
+            yield Chunk(
+                request, slot.index, slot.length, ids, samples=samples, draft=self._draft(request) if samples else ()
+            )
+
+    def _draft(self, request: Request) -> tuple[int, ...]:
+        if self.drafts is None:
+            return ()
+        return self.drafts.after(request.ids, most=self._longest_draft(request), stop_ids=request.sampling.stop_ids)
+
+    def _longest_draft(self, request: Request) -> int:
+        """Behind the last token that may be sampled nothing is computed."""
+        return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.drafts else 0
 
 
 def _worth(slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:

@@ -248,18 +248,18 @@ class Layout:
 
 
 def share_calls(pieces: Iterable[tuple[Piece, int]], *, call_pairs: int) -> list[list[tuple[Piece, int]]]:
-    """Pieces of similar length together, while padding them costs less than one more call. Costs are in pairs of a query and a key."""
+    """Pieces of similar size together, while padding them costs less than one more call. Costs are in pairs of a query and a key."""
     calls: list[list[tuple[Piece, int]]] = []
-    cost = count = 0
-    for piece, first in sorted(pieces, key=lambda each: each[0].end):
-        longer = max(count, piece.count)
-        padded = (len(calls[-1]) + 1) * longer * piece.end if calls else 0
+    cost = end = 0
+    for piece, first in sorted(pieces, key=lambda each: (each[0].count, each[0].end)):
+        longer = max(end, piece.end)
+        padded = (len(calls[-1]) + 1) * piece.count * longer if calls else 0
         if calls and padded - cost <= call_pairs + piece.count * piece.end:
             calls[-1].append((piece, first))
-            cost, count = padded, longer
+            cost, end = padded, longer
         else:
             calls.append([(piece, first)])
-            cost, count = piece.count * piece.end, piece.count
+            cost, end = piece.count * piece.end, piece.end
     return calls
 
 

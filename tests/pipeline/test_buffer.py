@@ -59,7 +59,7 @@ class Simulation:
         self.trained += [group.task.id for group in groups]
         self.version += 1
         self.now += 1.0
-        self.buffer.loaded()
+        self.buffer.loaded(len(groups))
 
 
 @pytest.mark.parametrize("bound", [0, 1, 2, 4])
@@ -89,7 +89,19 @@ def test_a_slot_is_free_only_when_the_new_weights_are_loaded():
     buffer.put(draw, make_group(draw, 0))
     assert buffer.take(version=0).groups is not None
     assert buffer.num_free == 0
-    buffer.loaded()
+    buffer.loaded(1)
+    assert buffer.num_free == 1
+
+
+def test_a_load_frees_only_what_went_into_it_though_the_next_groups_are_in_training_already():
+    buffer = Buffer(groups_per_step=1, max_staleness=1)
+    feed = Feed({"w": [Task("w/train/0", "w", "train")]}, weights={"w": 1.0}, seed=0)
+    for draw in (feed.draw(), feed.draw()):
+        buffer.admit(draw, version=0)
+        buffer.put(draw, make_group(draw, 0))
+    assert buffer.take(version=0).groups
+    assert buffer.take(version=1).groups
+    buffer.loaded(1)
     assert buffer.num_free == 1
 
 

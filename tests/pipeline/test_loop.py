@@ -272,7 +272,8 @@ def test_stop_returns_after_the_step(tmp_path):
             setup.loop.stop()
 
     setup = Setup(tmp_path, on=stop_at_3, pipeline__steps=100_000).run()
-    assert setup.trainer.version == 3
+    assert setup.trainer.version in (3, 4), "the step that was in progress is finished"
+    assert setup.loop.loaded_version == setup.trainer.version
     assert setup.environment.num_open == 0
 
 

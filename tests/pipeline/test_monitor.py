@@ -145,10 +145,12 @@ def test_a_run_is_told_its_signs_and_ends_when_it_is_lost(tmp_path):
     (event,) = [each for each in told.folder.events() if each["kind"] == "collapse"]
     assert (event["name"], event["environment"], event["version"]) == ("grad_norm", "the run", 5)
     assert told.trainer.version == 6, "told, and no more"
-    ended = Setup(tmp_path / "b", trainer=Exploding(), monitor__window=2, monitor__stop=1, pipeline__steps=6).run()
-    assert ended.trainer.version == 5
+    ended = Setup(tmp_path / "b", trainer=Exploding(), monitor__window=2, monitor__stop=1, pipeline__steps=60).run()
+    assert ended.trainer.version in (5, 6), "the step that was in progress is finished"
     assert ended.loop.stopped
-    assert [each["kind"] for each in ended.folder.events()][-2:] == ["collapse", "collapsed"]
+    kinds = [each["kind"] for each in ended.folder.events()]
+    assert kinds.index("collapse") < kinds.index("collapsed")
+    assert kinds.count("collapsed") == 1
 
 
 class Ruined(WatchedEnvironment):

@@ -93,9 +93,10 @@ class Buffer:
         self._num_training += len(groups)
         return Taken(groups, stale)
 
-    def loaded(self) -> None:
-        """The engine has the weights of everything taken so far."""
-        self._num_training = 0
+    def loaded(self, num_groups: int) -> None:
+        """The engine has the weights that so many of the groups went into."""
+        assert num_groups <= self._num_training, f"{num_groups} groups loaded, {self._num_training} taken"
+        self._num_training -= num_groups
 
     def _would_outrun(self, version: int) -> bool:
         """True if one more optimiser step would make a protected group too old while it is still playing."""

@@ -6,9 +6,9 @@ Promise: generation and training never wait for each other, except where the sta
       ────────                                   ─────
       wait for a free slot      ◀──────────┐     wait for groups_per_step complete groups, young enough
       draw a task from the feed            │     make a batch, take an optimiser step      (in its own thread)
-      play a group (n sessions)            │     publish version v, engine loads v, probe
+      play a group (n sessions)            │     publish version v
       put it into the buffer ─────▶ take ──┼──▶  evaluate and checkpoint when due
-                                           └──── slots are free once v is loaded
+                                           └──── meanwhile the engine loads v, which frees slots, and is probed
 
 Both run on one event loop; sessions are coroutines. max_staleness = 0 makes the two wait for each other in turn: that is synchronous
 training, and it is this same loop.
@@ -21,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -100,6 +100,19 @@ def _require(engine: Engine, *capabilities: str) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """An optimiser step that was published as `version`; `expected`: what that version says to the probe prompt."""
+
+    groups: tuple[Group, ...]
+    batch: Batch
+    before: int
+    """The version that was trained on them."""
+    version: int
+    expected: list[float]
+    figures: dict[str, float]
+
+
 class Loop:
     def __init__(
         self,
@@ -136,6 +149,7 @@ class Loop:
         self._last_progress = time.monotonic()
         self._trainer_thread = ThreadPoolExecutor(1, "trainer", initializer=on_trainer_thread)
         self._evaluation: asyncio.Task[None] | None = None
+        self._delivery: asyncio.Task[None] | None = None
         self._ledger = Ledger("wait")
         self._engine_counts = engine_counts
 
@@ -260,12 +274,13 @@ class Loop:
             empty = 0 if batch.sequences else empty + 1
             if not batch.sequences:
                 self._counts["groups/empty_batches"] += 1
-                self._look(step_metrics(groups, batch, version=self.trainer.version))
-                self._free()
+                self._look(step_metrics(groups, batch, version=self.trainer.version), version=self.trainer.version)
+                self._free(groups)
                 continue
-            await self._step(groups, batch, wait_s=time.monotonic() - began)
-            self._free()
+            step = await self._step(groups, batch, wait_s=time.monotonic() - began)
+            self._delivery = sides.create_task(self._deliver(step))
             await self._milestones(sides)
+        await self._delivered()
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
 
@@ -275,9 +290,9 @@ class Loop:
             return self.algorithm.batch(groups)
         return await self._in_trainer(lambda: self.algorithm.batch(groups, values=self.trainer.values))
 
-    def _free(self) -> None:
+    def _free(self, groups: tuple[Group, ...]) -> None:
         """The slots of what was taken: whatever its gradient was, the engine has it now."""
-        self.buffer.loaded()
+        self.buffer.loaded(len(groups))
         self._pulse()
 
     async def _take(self) -> tuple[Group, ...] | None:
@@ -294,59 +309,66 @@ class Loop:
             await self._changed.wait()
         return None
 
-    async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> None:
-        version, began = self.trainer.version, time.monotonic()
+    async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> _Step:
+        """Trains and publishes."""
+        before, began = self.trainer.version, time.monotonic()
         with self._ledger.during("train"):
             trained = await self._in_trainer(lambda: self.trainer.step(batch))
         train_s = time.monotonic() - began
-        gap = await self._publish()
-        metrics = {f"optimizer/{name}": value for name, value in trained.items()}
-        metrics |= step_metrics(groups, batch, version=version)
-        metrics |= {
-            "time/wait_s": wait_s,
-            "time/train_s": train_s,
-            "time/publish_s": time.monotonic() - began - train_s,
-        }
+        await self._delivered()
+        with self._ledger.during("publish"):
+            version, expected = await self._in_trainer(self._publish)
+        figures = {f"optimizer/{name}": value for name, value in trained.items()}
+        figures |= {"time/wait_s": wait_s, "time/train_s": train_s}
+        figures |= {"time/publish_s": time.monotonic() - began - train_s}
+        return _Step(groups, batch, before, version, expected, figures)
+
+    def _look(self, metrics: dict[str, float], *, version: int) -> None:
+        for sign in self.monitor.look(metrics):
+            self.recorder.event("collapse", version=version, text=sign.text, **asdict(sign))
+        if self.monitor.lost and not self.stopped:
+            text = f"monitor.stop is {self.monitor.config.stop}, and so many signs show at once: the run ends here, with a checkpoint"
+            self.recorder.event("collapsed", version=version, text=text)
+            self.stop()
+
+    def _publish(self) -> tuple[int, list[float]]:
+        """In the trainer's thread: the new version, and what it says to the probe prompt."""
+        return self.trainer.publish(), self.trainer.logprobs(self.probe_ids)
+
+    async def _deliver(self, step: _Step) -> None:
+        """Into the engine, while the trainer goes on with what is ready. A wrong or partial load ends the run here."""
+        await self.engine.load(step.version)
+        self.loaded_version = step.version
+        if self.refresh is not None:
+            await self.refresh(step.version)
+        if step.version < self.pipeline.steps:
+            self._free(step.groups)  # the next start while the probe looks; if it finds a fault, they end with the run
+        gap = await self._gap(step.expected)
+        metrics = {**step.figures, **step_metrics(step.groups, step.batch, version=step.before)}
         metrics |= {
             "groups/playing": len(self.buffer.playing),
             "groups/ready": len(self.buffer.ready),
             "probe/gap": gap,
         }
         metrics |= {name: float(count) for name, count in self._counts.items()}
-        metrics |= kept_shares(groups, self._counts) if self.config.algorithm.filter == "dynamic" else {}
+        metrics |= kept_shares(step.groups, self._counts) if self.config.algorithm.filter == "dynamic" else {}
         self._counts.clear()
-        self.recorder.metrics(self.trainer.version, metrics)
-        self._look(metrics)
+        self.recorder.metrics(step.version, metrics)
+        self._look(metrics, version=step.version)
 
-    def _look(self, metrics: dict[str, float]) -> None:
-        for sign in self.monitor.look(metrics):
-            self.recorder.event("collapse", version=self.trainer.version, text=sign.text, **asdict(sign))
-        if self.monitor.lost:
-            text = f"monitor.stop is {self.monitor.config.stop}, and so many signs show at once: the run ends here, with a checkpoint"
-            self.recorder.event("collapsed", version=self.trainer.version, text=text)
-            self.stop()
-
-    async def _publish(self) -> float:
-        """Publishes and loads the new version; returns the probe's gap. A wrong or partial load stops the run here."""
-        with self._ledger.during("publish"):
-            version = await self._in_trainer(self.trainer.publish)
-        with self._ledger.during("load"):
-            await self.engine.load(version)
-            self.loaded_version = version
-            if self.refresh is not None:
-                await self.refresh(version)
-        if version < self.pipeline.steps:
-            self._free()  # the next groups start while the probe looks; if it finds a fault, they end with the run
-        with self._ledger.during("probe"):
-            return await self.probe()
+    async def _delivered(self) -> None:
+        """One load at a time: were the trainer two versions ahead of the engine, groups would be born too old."""
+        if self._delivery is not None:
+            with self._ledger.during("load"):
+                await self._delivery
 
     async def probe(self) -> float:
         """Largest logprob gap between engine and trainer on the probe prompt."""
-        ours, theirs = await asyncio.gather(
-            self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids)),
-            self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature),
-        )
-        gap = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))
+        return await self._gap(await self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids)))
+
+    async def _gap(self, expected: Sequence[float]) -> float:
+        got = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
+        gap = max(abs(a - b) for a, b in zip(expected, got, strict=True))
         if not gap <= self.probe_tolerance:  # NaN fails too
             raise EngineFailed(
                 f"after loading version {self.loaded_version} the engine's logprobs differ from the trainer's by "
@@ -358,12 +380,14 @@ class Loop:
     async def _milestones(self, sides: asyncio.TaskGroup) -> None:
         version, every = self.trainer.version, self.config.evaluation.every
         if self.evaluate is not None and every and version % every == 0:
+            await self._delivered()
             if self._evaluation is not None:
                 with self._ledger.during("evaluate"):
                     await self._evaluation
             self._evaluation = sides.create_task(_awaited(self.evaluate(version)))
         every = self.config.store.checkpoint_every
         if self.checkpoint is not None and every and version % every == 0:
+            await self._delivered()  # a checkpoint's step has its figures
             await self._save()
 
     # -------------------------------------------------------------------------------------------- state

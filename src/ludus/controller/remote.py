@@ -218,7 +218,7 @@ class RemoteClient:
     async def _ended_among(self, session_ids: tuple[str, ...], *, line: Line) -> tuple[str, ...]:
         """Renews the leases; answers with the sessions that have none any more."""
         try:
-            renewed: Renewed = await line.call("renew", Renew(session_ids, self._id), answer=Renewed)
+            renewed: Renewed = await line.call("renew", Renew(session_ids), answer=Renewed)
         except Unreachable:
             if line is self.controller:
                 raise

@@ -43,7 +43,8 @@ class Drafts:
 
     def after(self, ids: Sequence[int], *, most: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
         """At most `most` tokens that probably follow `ids`. None of `stop_ids`: what is drawn after it nobody needs."""
-        tail, draft = list(ids[-CONTEXTS[0] :]), []
+        tail = list(ids[-CONTEXTS[0] :])
+        draft: list[int] = []
         while len(draft) < most and (token := self._next(tail)) is not None and token not in stop_ids:
             draft.append(token)
             tail.append(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_the_dataset_is_loaded_by_datasets_with_one_schema_for_all_worlds(collec
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
     assert row["messages"][3]["tool_call_id"] == call["id"] != ""
     assert json.loads(row["tools"])[0]["type"] == "function"
+
+
+def test_a_split_that_would_leave_the_datasets_folder_is_refused(collected, tmp_path):
+    stored = next(iter(RunFolder(collected[0].folder).read_trajectories()))
+    with pytest.raises(ConfigError, match="cannot be the name of a file"):
+        write_dataset(tmp_path / "set", [replace(stored, split="../outside")])
+    assert not (tmp_path / "outside.jsonl").exists()
 
 
 def test_a_collection_goes_on_and_another_one_is_not_mixed_into_it(tmp_path):

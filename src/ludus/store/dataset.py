@@ -11,11 +11,13 @@ because they need no package to write and any editor to read; `datasets` turns t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ludus.errors import ConfigError
 from ludus.store.lines import encode_line, naming_failure
 from ludus.store.trajectories import StoredTrajectory
 from ludus.types import Message, ToolCall, Trajectory
@@ -47,6 +49,10 @@ def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
                 lines.setdefault(each.split, []).append(encode_line(to_row(each.trajectory)))
                 environments.add(each.trajectory.task.environment)
         for split, rows in lines.items():
+            if not re.fullmatch(r"[\w+-][\w.+-]*", split):
+                raise ConfigError(
+                    f"split {split!r} cannot be the name of a file; expected letters, digits, and . _ + - inside"
+                )
             (folder / f"{split}.jsonl").write_bytes(b"".join(rows))
         files = "\n".join(f"  - split: {split}\n    path: {split}.jsonl" for split in lines)
         num = sum(map(len, lines.values()))

@@ -59,6 +59,12 @@ def test_beyond_loopback_the_controller_wants_tokens():
     assert "--tokens FILE" in result.stderr
 
 
+def test_beyond_loopback_a_model_is_served_only_to_those_with_a_key():
+    result = ludus("serve", "engine", "a-model", "--host", "0.0.0.0", "--port", "0", LUDUS_API_KEY="")
+    assert result.returncode == 1
+    assert "set LUDUS_API_KEY" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

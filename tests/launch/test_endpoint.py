@@ -11,6 +11,7 @@ import torch
 
 from ludus.config import EngineConfig, ModelConfig
 from ludus.engines.server import ServerEngine
+from ludus.launch.endpoint import make_app
 from ludus.models.load import load_model, load_tokenizer
 from ludus.rollout.chat import Chat
 from ludus.types import Message, Sampling, Tool
@@ -140,3 +141,21 @@ def test_the_same_model_plays_the_same_in_text_as_in_tokens(url, small_model, tm
 
 def _spoken(action):
     return [(call.name, dict(call.arguments)) for call in action.tool_calls] or "no call"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"), [({}, 401), ({"Authorization": "Bearer no"}, 401), ({"Authorization": "Bearer k"}, 200)]
+)
+def test_with_a_key_only_who_bears_it_is_answered_and_health_needs_none(header, status):
+    class Served:
+        def models(self):
+            return {"data": []}
+
+    async def asked():
+        transport = httpx.ASGITransport(make_app(Served(), key="k"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://here", headers=header) as client:
+            bodies = [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": ASKED})]
+            posted = [(await client.post(path, json=body)).status_code for path, body in bodies if status == 401]
+            return posted, (await client.get("/v1/models")).status_code, (await client.get("/health")).status_code
+
+    assert asyncio.run(asked()) == ([401] * 2 if status == 401 else [], status, 200)

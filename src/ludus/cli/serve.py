@@ -62,7 +62,7 @@ def worker(
         None, help="Names of environments, or module:Class, file.py or file.py:Class.", show_default=False
     ),
     run: str = typer.Option(
-        "", "--run", "--config", help="A run file: its environments that are not `here`, with their options, instead."
+        "", "--run", help="A run file: its environments that are not `here`, with their options, instead."
     ),
     controller: str = typer.Option("http://127.0.0.1:7100", help="URL of the controller to register with."),
     slots: int = typer.Option(64, min=1, help="Sessions at once, of all its environments together."),
@@ -118,7 +118,7 @@ def engine(
     overrides: list[str] = typer.Argument(
         None, help="Keys of a run, e.g. engine.max_running=32 rollout.max_tokens=4096."
     ),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; there is no authentication."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, LUDUS_API_KEY must be set."),
     port: int = typer.Option(
         7200, min=0, max=65535, help="0 takes a free one; the line printed when ready says which."
     ),

@@ -166,7 +166,9 @@ def _stop_on_ctrl_c(loop: Loop) -> None:
 
     def stop() -> None:
         if loop.stopped and task is not None:
+            print("\nStopping at once.", file=sys.stderr)
             task.cancel()
+            return
         print("\nStopping after this step; press Ctrl-C again to stop at once.", file=sys.stderr)
         loop.stop()
 

@@ -4,29 +4,34 @@
     POST /v1/chat/completions   messages and tools, rendered and read as in training
     GET  /v1/models, /health
 
+Where LUDUS_API_KEY is set, whoever asks for more than /health must bear it; beyond loopback it has to be set.
 A request that extends an earlier prompt of the same `user` finds its keys and values in the cache.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
+import os
 import socket
 import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import uvicorn
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Header, HTTPException
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 from transformers import PreTrainedTokenizerBase
 
 from ludus.config import RunConfig
+from ludus.controller.tokens import is_loopback
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.engine import Engine
+from ludus.engines.wire import KEY
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
 from ludus.launch.devices import devices_of
 from ludus.models.load import load_model, load_tokenizer, resolve_dtype
@@ -166,6 +171,11 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     """`ludus serve engine`: the run file's model, until it is stopped."""
     if config.engine.kind != "embedded":
         raise ConfigError(f"engine.kind is {config.engine.kind!r}; it is the embedded engine that is served here")
+    key = os.environ.get(KEY, "")
+    if not key and not is_loopback(host):
+        raise ConfigError(
+            f"the endpoint would listen on {host} for everybody; set {KEY} here and where it is called from, or listen on 127.0.0.1"
+        )
     device = devices_of(config).engine
     folder = config.model.name
     if folder == "tiny":
@@ -180,7 +190,7 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     engine = EmbeddedEngine(model, channel=MemoryChannel(), config=config.engine, max_tokens=max_tokens)
     endpoint = Endpoint(engine, chat=chat, tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens)
     print(f"Serving {Path(folder).name} at http://{host}:{listener.getsockname()[1]}/v1", flush=True)
-    server = uvicorn.Server(uvicorn.Config(make_app(endpoint), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(make_app(endpoint, key=key), log_level="warning"))
     asyncio.run(server.serve(sockets=[listener]))
 
 
@@ -193,8 +203,14 @@ def _bound(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def make_app(endpoint: Endpoint) -> FastAPI:
+def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
     app = FastAPI(title="Ludus engine")
+
+    async def known(authorization: Annotated[str, Header()] = "") -> None:
+        if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
+            raise HTTPException(401, "this endpoint wants `Authorization: Bearer KEY`")
+
+    callers = [Depends(known)]
 
     @app.exception_handler(LudusError)
     async def failed(_: Any, error: LudusError) -> JSONResponse:
@@ -206,15 +222,15 @@ def make_app(endpoint: Endpoint) -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", dependencies=callers)
     async def models() -> dict[str, Any]:
         return endpoint.models()
 
-    @app.post("/v1/completions")
+    @app.post("/v1/completions", dependencies=callers)
     async def completions(request: CompletionRequest) -> dict[str, Any]:
         return await endpoint.complete(request)
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", dependencies=callers)
     async def chat_completions(request: ChatRequest) -> dict[str, Any]:
         return await endpoint.chat(request)
 

@@ -7,12 +7,7 @@ import time
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ludus.controller.protocol import (
-    MAX_FRAME_BYTES,
-    Close,
-    Open,
-    Opened,
-)
+from ludus.controller.protocol import MAX_FRAME_BYTES, Close, Open, Opened
 from ludus.controller.server import Settings
 from ludus.errors import ConfigError, ControllerFailed
 from tests.controller.plane import controller, dial, plane, run, stop_time, until, wish

@@ -6,11 +6,7 @@ import httpx
 import pytest
 
 from ludus.controller import serving
-from ludus.controller.protocol import (
-    Described,
-    Ended,
-    Register,
-)
+from ludus.controller.protocol import Described, Ended, Register
 from ludus.controller.server import TICK_S
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.types import Observation

@@ -38,7 +38,8 @@ def test_what_would_change_nothing_is_refused(command, override, message):
 
 @pytest.mark.parametrize("command", UNREAD)
 def test_what_every_command_reads_is_not(command):
-    refuse_unread(["name=x", "model.name=m", "rollout.max_turns=3", "store.folder=f", "seed=2"], command=command)
+    read = ["name=x", "model.name=m", "rollout.max_turns=3", "store.folder=f", "seed=2"]
+    assert refuse_unread(read, command=command) is None, "it returns, and refuses nothing"
 
 
 def test_a_command_refuses_what_it_does_not_read_once_it_is_a_key_at_all(ludus):

@@ -67,6 +67,26 @@ def test_the_gold_path_earns_the_whole_reward_and_no_prompt_tells_it(session):
     assert seen[-1].metrics["success"] == 1
 
 
+def test_the_gold_path_is_worked_out_once_and_a_session_goes_on_from_where_it_was(monkeypatch):
+    monkeypatch.setattr(sciworld, "_PATHS", {})
+    environment, loads, told = make("sciworld", options=QUICK), [], []
+    load = simulators.Simulator.load
+    monkeypatch.setattr(
+        simulators.Simulator,
+        "load",
+        lambda self, *args, **options: loads.append(options) or load(self, *args, **options),
+    )
+    for seed in range(2):
+        session = environment.open(environment.tasks("test")[1], seed=seed)
+        seen = [session.start(), *(session.act(Action(content=command)) for command in ("inventory", "go hallway"))]
+        while not seen[-1].done:
+            seen.append(session.act(session.solve()))
+        session.close()
+        told.append([(said(observation), observation.reward) for observation in seen])
+    assert loads == [{}, {"gold": True}, {}]
+    assert told[0] == told[1]
+
+
 def test_the_same_commands_are_answered_alike_however_often_a_variation_is_loaded():
     commands = ("open door to art studio", "look in art studio", "wait", "look in art studio")
     told = set()

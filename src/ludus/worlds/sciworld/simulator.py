@@ -42,6 +42,8 @@ class Simulator:
         )
         parameters = GatewayParameters(port=port, auth_token=token, auto_field=True, auto_convert=True)
         self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
+        # or it prints some kilobytes a turn, line by line, into a pipe that a thread of ours has to empty; before its first class is loaded
+        self._gateway.jvm.java.lang.System.setOut(self._gateway.jvm.java.io.PrintStream(os.devnull))
         self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 
     @property

@@ -223,6 +223,28 @@ def test_a_controller_that_restarts_is_found_again_and_the_open_is_repeated_with
     run(scenario)
 
 
+def test_a_controller_that_dies_while_it_is_dialled_is_dialled_again():
+    """It took the connection, and said nothing any more."""
+
+    async def scenario(client, controller, worker):
+        dialled = asyncio.Event()
+
+        async def die(reader, writer):
+            writer.close()
+            dialled.set()
+
+        await controller.hang_up()
+        dying = await asyncio.start_server(die, "127.0.0.1", controller.port)
+        opening = asyncio.create_task(client.open(TASK, seed=0))
+        await dialled.wait()
+        dying.close()
+        await dying.wait_closed()
+        await controller.listen()
+        assert (await (await opening).start()).messages
+
+    run(scenario)
+
+
 def test_sessions_go_on_while_the_controller_is_away():
     async def scenario(client, controller, worker):
         session = await client.open(TASK, seed=0)

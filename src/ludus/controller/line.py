@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import InvalidStatus, WebSocketException
 
 from ludus.controller.link import Endpoint, Link
 from ludus.controller.protocol import MAX_FRAME_BYTES
@@ -28,6 +28,8 @@ MAX_TIMES = 5
 """A call during which the connection broke so often is not repeated again."""
 TOO_FAST, TOO_FAST_S = 429, 0.2
 """The status of a call that was not carried out because its client calls too often; and how long to wait then."""
+NOT_REACHED = (OSError, TimeoutError, EOFError, WebSocketException)
+"""Nobody there, or somebody who died in the middle of the handshake."""
 SHUN_S = 30.0
 """A peer that could not be reached is not dialled again for so long, where nobody waits for it in particular."""
 
@@ -101,7 +103,7 @@ class Line:
         while True:
             try:
                 return await self._connect()
-            except (OSError, TimeoutError, EOFError, InvalidStatus) as error:
+            except NOT_REACHED as error:
                 reason = _explained(error)
                 if time.monotonic() + pause_s > give_up:
                     self._shunned = (0.0 if self._patience_s else time.monotonic() + SHUN_S, reason)

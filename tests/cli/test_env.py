@@ -38,7 +38,7 @@ def test_new_overwrites_nothing_and_wants_a_python_name(tmp_path):
 def test_check_reports_and_passes():
     result = ludus("check", "guess", "--options", "numbers=7", "--tasks", "2")
     assert result.exit_code == 0, result.output
-    assert "solver: 4 of 4 solved" in result.output
+    assert "solver: 6 of 6 solved" in result.output
 
 
 def test_check_fails_with_what_to_do():

@@ -332,6 +332,12 @@ class RunConfig(Section):
                 f"teacher.model is {self.teacher.model!r} with algorithm.advantage {self.algorithm.advantage!r}; a teacher goes with "
                 "advantage 'teacher' and only with it"
             )
+        shaping = [key for key in ("unfinished_reward", "overlong") if getattr(self.algorithm, key) is not None]
+        if self.teacher.model and shaping:
+            raise ValueError(
+                f"algorithm.{shaping[0]} shapes the reward, but with advantage 'teacher' the teacher judges alone and rewards are not "
+                "trained on; leave it out"
+            )
         return self
 
     @model_validator(mode="after")

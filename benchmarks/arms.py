@@ -165,8 +165,10 @@ def _quietly() -> None:
     import torch
 
     from ludus.launch import local
+    from ludus.pipeline import loop
 
     torch.set_num_threads(1)
+    loop.MAX_EMPTY_BATCHES = 1_000_000  # without a gradient it plays on: its budget ends a run, and nothing else
     warnings.simplefilter("ignore")  # doubts about an arm are the point of comparing it
     local.write_report = lambda folder: folder.report_file  # type: ignore[assignment]  # nobody reads it, and it needs matplotlib
 

@@ -1,6 +1,7 @@
 """What each method of learning does on a small world, against the plain baseline at equal budget, over seeds and with intervals.
 
-    cross_policy    an older copy of the policy speaks in a quarter of the turns (AgentRL), on the corridor with its deceptive coin
+    cross_policy    an older copy of the policy speaks in a quarter of the turns (AgentRL), on the corridor with its deceptive coin;
+                    and `cross_policy_collapse`, where short sessions first teach the policy to take the coin
     scaling_inter   short sessions first, longer ones phase by phase, against short and long ones throughout, at equal numbers of turns;
                     and `scaling_inter_far`, where a short horizon alone cannot do
     starpo_s        only the groups with the greatest reward deviation are trained
@@ -74,6 +75,8 @@ class Anywhere(Learnt):
 TEMPTING = {"length": 8, "start": 1, "coin": 0.3, "max_turns": 14}
 MISLED = [0.4, 0.6, 0.6, 0.6]
 """Wrong more often than not next to the coin, right more often than not behind it."""
+TEMPTED = [0.4, 0.8, 0.8, 0.8]
+"""The same, and sure of the way once the coin is behind him."""
 
 ANYWHERE = f"{__file__}:Anywhere"
 HALF = [0.35, 0.35, 0.65, 0.65]
@@ -101,6 +104,26 @@ CASES = (
             "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 25}},
         },
         budgets=(1536,),
+        outcomes=("success", "states"),
+    ),
+    Case(
+        name="cross_policy_collapse",
+        question="Sessions of two turns first, in which the coin is all there is: who finds the treasure when they grow longer?",
+        environments={"corridor": {"options": TEMPTING}},
+        novice={"corridor": {"source": f"{__file__}:Learnt", "options": {**TEMPTING, "known": TEMPTED}}},
+        warm={"num_trajectories": 512, "steps": 120, "batch_tokens": 2048},
+        sections={
+            "pipeline": {"groups_per_step": 2},
+            "trainer": {"lr": 5e-4},
+            "horizons": {"corridor": {"turns": [2, 14], "every": 24}},
+            "evaluation": {"num_tasks": 200, "attempts": 4},
+        },
+        arms={
+            "current policy alone": {},
+            "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 25}},
+            "first model in 0.5 of turns": {"speakers": {"reference": 0.5}},
+        },
+        budgets=(2048,),
         outcomes=("success", "states"),
     ),
     Case(

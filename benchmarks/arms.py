@@ -20,10 +20,12 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
+from unittest.mock import patch
 
 from ludus.evaluation.statistics import clustered_mean
 
@@ -83,6 +85,24 @@ def run_config(case: Case, *, folder: Path, model: str, name: str, seed: int, se
 # ------------------------------------------------------------------------------------------------ one run
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Nothing is changed for good: whoever measures may do something else in the same process."""
+    import torch
+
+    from ludus.launch import local
+    from ludus.pipeline import loop
+
+    torch.set_num_threads(1)
+    with (
+        warnings.catch_warnings(action="ignore"),  # doubts about an arm are the point of comparing it
+        patch.object(local, "write_report", lambda folder: folder.report_file),  # nobody reads it
+        patch.object(loop, "MAX_EMPTY_BATCHES", 1_000_000),  # its budget ends a run, also one without a gradient
+    ):
+        yield
+
+
+@_quietly()
 def warm_up(case: Case, *, folder: Path) -> str:
     """A model of two layers that has watched a player who errs; the folder it was exported to."""
     from ludus.controller.local import LocalClient
@@ -102,7 +122,6 @@ def warm_up(case: Case, *, folder: Path) -> str:
         finally:
             await client.close()
 
-    _quietly()
     corpus = asyncio.run(said())
     blank = make_tiny(folder / "blank", corpus=corpus, seed=0, vocab_size=512, layers=2, hidden=64, context=1024)
     sft = {"num_trajectories": 512, "steps": 160, "batch_tokens": 4096, "lr": 3e-3} | dict(case.warm)
@@ -111,11 +130,11 @@ def warm_up(case: Case, *, folder: Path) -> str:
     return str(asyncio.run(cloning.sft(config))["export"])
 
 
+@_quietly()
 def run(case: Case, sections: Sections, *, seed: int, budget: int, model: str) -> dict[str, float]:
     """One arm with one seed: `success` (and per environment `success/NAME`), `states`, and what was spent."""
     from ludus.launch import local
 
-    _quietly()
     meter, began = Meter(case.unit, budget=budget), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ludus-arms-") as folder:
         config = run_config(case, folder=Path(folder), model=model, name="run", seed=seed, sections=sections)
@@ -159,18 +178,6 @@ class Meter:
         self.turns += len(trajectory.turns)
         positions = [turn.observation.metrics.get("position") for turn in trajectory.turns]
         self.states |= {(trajectory.task.id, position) for position in positions if position is not None}
-
-
-def _quietly() -> None:
-    import torch
-
-    from ludus.launch import local
-    from ludus.pipeline import loop
-
-    torch.set_num_threads(1)
-    loop.MAX_EMPTY_BATCHES = 1_000_000  # without a gradient it plays on: its budget ends a run, and nothing else
-    warnings.simplefilter("ignore")  # doubts about an arm are the point of comparing it
-    local.write_report = lambda folder: folder.report_file  # type: ignore[assignment]  # nobody reads it, and it needs matplotlib
 
 
 # ------------------------------------------------------------------------------------------------ all runs

@@ -38,10 +38,11 @@ def small_case(arms: ModuleType):
     )
 
 
-def test_a_run_plays_exactly_its_budget_and_trains_all_of_it(arms, tmp_path, monkeypatch):
+def test_a_run_plays_exactly_its_budget_trains_all_of_it_and_changes_nothing_for_good(arms, tmp_path):
     from ludus.launch import local
+    from ludus.pipeline import loop
 
-    monkeypatch.setattr(local, "write_report", local.write_report)  # put back what a run switches off
+    settings = local.write_report, loop.MAX_EMPTY_BATCHES
     case = small_case(arms)
     model, before = arms._warmed(case, folder=tmp_path / "warm")
     result = arms.run(case, case.arms["plain"], seed=1, budget=8, model=model)
@@ -49,6 +50,7 @@ def test_a_run_plays_exactly_its_budget_and_trains_all_of_it(arms, tmp_path, mon
     assert result["states"] >= 2
     assert 0 <= result["success"] <= 1
     assert before.keys() == {"success", "success/corridor"}
+    assert (local.write_report, loop.MAX_EMPTY_BATCHES) == settings
 
 
 def test_the_difference_pairs_seeds_and_the_last_arm_gives_the_ratio(arms):

@@ -1,11 +1,11 @@
 """GiGPO (2505.10978): turns of one group that met the same state are compared with each other.
 
-    A_t = A_episode + state_weight A_state
-    A_episode    group-relative over the trajectories' rewards, one score per trajectory
+    A_t = A_whole + state_weight A_state
+    A_whole      group-relative over the trajectories' rewards, one score per trajectory
     A_state      group-relative over the discounted returns-to-go of the turns with the same (group, state); 0 where a state occurs once
 
 A state is what the model saw last: the messages of the observation before the turn, hashed. An environment that writes a turn counter
-into its text makes every state unique, and GiGPO becomes the episode's advantage alone; `groups/shared_states` shows it.
+into its text makes every state unique, and GiGPO becomes the trajectory's advantage alone; `groups/shared_states` shows it.
 Left out: similarity between states that are not equal. Known bias: turns of one trajectory that met a state twice are both compared.
 """
 

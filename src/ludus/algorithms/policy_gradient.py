@@ -96,8 +96,8 @@ class PolicyGradient:
             whole = [float(own[0]) if len(own) else 0.0 for own in returns]
             return [own - mean_of_others(whole, i) for i, own in enumerate(returns)]
         rewards = [trajectory.reward for trajectory in trajectories]
-        episode = _episode_advantages(rewards, config)
-        spread = [np.full(_num_turns(t), a, np.float32) for t, a in zip(trajectories, episode, strict=True)]
+        by_trajectory = _trajectory_advantages(rewards, config)
+        spread = [np.full(_num_turns(t), a, np.float32) for t, a in zip(trajectories, by_trajectory, strict=True)]
         if config.advantage != "gigpo":
             return spread
         of_state = gigpo.state_advantages(self._returns(group), _states(group), normalise=_of_group(config))
@@ -180,7 +180,7 @@ class PolicyGradient:
         return losses.sequence_importance_weights(old, behaviour, cap=cap, rows=_rows(tokens))
 
 
-def _episode_advantages(rewards: Seq[float], config: AlgorithmConfig) -> np.ndarray:
+def _trajectory_advantages(rewards: Seq[float], config: AlgorithmConfig) -> np.ndarray:
     """One number per trajectory of a group."""
     if config.advantage == "leave_one_out":
         return leave_one_out_advantages(rewards)

@@ -104,18 +104,21 @@ def test_a_command_that_is_not_possible_changes_nothing():
     session.close()
 
 
+def must_print_the_same_whatever_the_hash_seed(script: str) -> None:
+    command = [sys.executable, "-c", script]
+    runs = {
+        subprocess.run(command, env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True).stdout
+        for seed in "01"
+    }
+    assert len(runs) == 1
+
+
 def test_the_same_game_is_made_whatever_the_hash_seed():
     script = (
         "import hashlib; from ludus.worlds.household import rooms;"
         "print([hashlib.sha256(repr(rooms.make_game(k, split='dev', number=3)).encode()).hexdigest() for k in rooms.KINDS])"
     )
-    runs = {
-        subprocess.run(
-            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in "01"
-    }
-    assert len(runs) == 1
+    must_print_the_same_whatever_the_hash_seed(script)
 
 
 def test_the_users_home_and_variables_are_left_alone(tmp_path):
@@ -277,13 +280,7 @@ def test_a_game_is_translated_alike_whatever_the_hash_seed():
         "game = game['pddl_domain'], game['pddl_problem'];"
         "print(hashlib.sha256(repr([translate(*game), _run(*game, optimize=True)[1]]).encode()).hexdigest())"
     )
-    runs = {
-        subprocess.run(
-            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
-        ).stdout
-        for seed in "01"
-    }
-    assert len(runs) == 1
+    must_print_the_same_whatever_the_hash_seed(script)
 
 
 def test_a_damaged_problem_is_a_named_failure():

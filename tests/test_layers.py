@@ -22,7 +22,6 @@ MAY_IMPORT = {
     "rollout": {"controller.client", "engines.engine"},  # the protocols, never what implements them
     "pipeline": {"rollout", "algorithms", "store", "engines.engine", "controller.client"},
     "evaluation": {"rollout", "store"},
-    "viewer": {"store"},
     "launch": {
         "environments", "algorithms", "models", "weights", "store", "sandboxes", "worlds", "controller", "engines", "trainer",
         "rollout", "pipeline", "evaluation",
@@ -49,7 +48,6 @@ MUST_NEVER_SEE = {
     "adapters": TORCH,
     "controller": TORCH,
     "store": TORCH | HTTP,
-    "viewer": TORCH,
     "pipeline": HTTP,
     "rollout": HTTP,
 }

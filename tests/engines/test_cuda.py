@@ -262,7 +262,7 @@ def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
 def test_a_model_of_an_unknown_kind_is_served_as_transformers_has_it(monkeypatch):
     from ludus.models import fused
 
-    monkeypatch.setattr(fused, "_recognised", lambda layer: False)
+    monkeypatch.setattr(fused, "recognised", lambda layer: False)
     model = make("llama")
     assert isinstance(model, LlamaForCausalLM)
     gaps = []

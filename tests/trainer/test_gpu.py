@@ -108,7 +108,7 @@ def test_the_heads_kernels_agree_with_plain_operations(dtype, temperature):
 def siblings(seed):
     """Groups of four with most of their tokens in common."""
     long = [make_sequence(200, seed=10 * seed + i) for i in range(2)]
-    tails = [make_sequence(60, seed=100 * seed + i).ids for i in range(8)]
+    tails = [make_sequence(80, seed=100 * seed + i).ids for i in range(8)]
     return Batch(
         tuple(
             make_sequence(200 + 4 * i, seed=i, ids=[*long[i % 2].ids[:150], *tails[i][: 50 + 4 * i]]) for i in range(8)

@@ -8,11 +8,11 @@ from tests.trainer.examples import make_batch, make_model, make_trainer
 
 
 def gradients(**knobs):
-    """Of batches with other lengths each. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
+    """Of batches with other lengths, and other numbers of sequences in a row. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
     trainer = make_trainer(make_model(num_hidden_layers=4, attention_dropout=0.5), microbatch_tokens=40, **knobs)
     found = []
-    for step in range(2):
-        trainer._accumulate(make_batch(step, lengths=(9, 30, 17, 6, 22 + step)).sequences)
+    for step, lengths in enumerate([(9, 30, 17, 6, 22), (23, 9), (30,), (8, 9, 8, 7, 8, 9)]):
+        trainer._accumulate(make_batch(step, lengths=lengths).sequences)
         found += [parameter.grad.clone() for parameter in trainer.model.parameters()]
     return found
 

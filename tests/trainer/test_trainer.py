@@ -87,7 +87,8 @@ def test_a_token_of_advantage_0_has_exactly_no_gradient():
 def test_an_empty_batch_is_skipped_and_counted():
     trainer = make_trainer()
     before = weights_of(trainer)
-    assert trainer.step(Batch(()))["skipped"] == 1
+    for nothing in (Batch(()), make_batch(lengths=(3, 2))):  # no sequence; prompts that nobody answered
+        assert trainer.step(nothing)["skipped"] == 1
     assert trainer.steps == 0
     assert same(weights_of(trainer), before)
     assert trainer.step(make_batch())["skipped"] == 0

@@ -28,7 +28,7 @@ LONGEST_MASK = 2048
 """Above this a mask of all pairs costs more memory (16 MiB) than it saves time."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)  # a frozen one is looked into by torch 2.11's compiler, which then compiles again for every row
 class Segments:
     """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device.
 

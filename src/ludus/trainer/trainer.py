@@ -104,8 +104,8 @@ class Trainer:
     # -------------------------------------------------------------------------------------------- a step
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One optimiser step on the whole batch. A batch without sequences takes no step and says so: {"skipped": 1}."""
-        if not batch.sequences:
+        """One optimiser step on the whole batch. A batch without a sampled token takes no step and says so: {"skipped": 1}."""
+        if not any(sequence.num_sampled for sequence in batch.sequences):
             return {"skipped": 1.0, "tokens": 0.0}
         if self._critic is not None and self.steps < self._critic.alone:
             return self._step_critic(self._critic, batch)

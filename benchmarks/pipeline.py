@@ -120,7 +120,7 @@ def run_config(
             "engine": {"max_running": min(512, sessions), "max_cached": sessions} if on_gpu else {},
             "pipeline": {"steps": given.steps, "groups_per_step": given.groups, "max_staleness": bound},
             "algorithm": {"filter": "none"},  # a poor model seldom scores: every group is trained all the same
-            "trainer": {"lr": 1e-5, **({"microbatch_tokens": 32768, "compile": False} if on_gpu else {})},
+            "trainer": {"lr": 1e-5},
             "sft": {
                 "num_trajectories": 128,
                 "mistakes": 0.3,

@@ -104,7 +104,7 @@ class PipelineConfig(Section):
     max_staleness: int = Field(default=1, ge=0)
     """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
-    """Largest logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.2 in bfloat16."""
+    """Mean logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.1 in bfloat16."""
 
     @property
     def slots(self) -> int:
@@ -126,7 +126,7 @@ class TrainerConfig(Section):
     checkpoint_activations: bool = False
     """Keep only what enters each layer and compute the rest again in the backward pass: a third more work for a fraction of the memory."""
     compile: bool | None = None
-    """Compile the decoder's layers (torch.compile): a minute at the start for faster steps. Unset: on a GPU and not on a CPU."""
+    """Compile the decoder's layers (torch.compile), a minute at the start. Unset: on a GPU, where we have no kernels for them."""
     threads: int = Field(default=1, ge=0)
     """CPU threads of the trainer; 0 leaves torch's default."""
 

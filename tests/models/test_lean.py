@@ -68,8 +68,8 @@ def batch():
 
 
 def logprobs_and_gradients(model):
-    logprobs, _ = sampled_logprobs(model, make_microbatch(batch()), temperature=1.0)
-    (logprobs * torch.arange(1.0, len(logprobs) + 1)).sum().backward()
+    logprobs, _ = sampled_logprobs(model, make_microbatch(batch(), device=model.device), temperature=1.0)
+    (logprobs * torch.arange(1.0, len(logprobs) + 1, device=model.device)).sum().backward()
     return logprobs.detach(), {name: weight.grad for name, weight in model.named_parameters()}
 
 

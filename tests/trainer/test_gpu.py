@@ -1,17 +1,22 @@
 """The trainer on a GPU: its kernels against plain operations, its steps against a CPU's."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from ludus.config import LoraConfig
-from ludus.models.packed_attention import Segments, _attend
+from ludus.models.lean import is_lean
+from ludus.models.packed_attention import Segments, _attend, use_packed_attention
 from ludus.models.tree_attention import troubles
+from ludus.trainer.forward import prepare
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.pack import subtree_ends, trie
 from ludus.types import Batch
 from ludus.weights import MemoryChannel
+from tests.models.test_lean import FAMILIES, logprobs_and_gradients
 from tests.models.test_tree_attention import family
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same, weights_of
 
@@ -116,21 +121,46 @@ def siblings(seed):
     )
 
 
-@pytest.mark.parametrize("rank", [0, 8])
-def test_compiled_layers_and_shared_beginnings_train_as_eager_ones_and_strangers_do(rank):
-    eager, _ = make_trained(torch.float32, rank=rank)
-    compiled, channel = make_trained(torch.bfloat16, rank=rank, compile=True, checkpoint_activations=True)
-    for step in range(3):
-        batch = siblings(step) if step else make_batch()
-        losses = [trainer.step(batch)["loss"] for trainer in (eager, compiled)]
-        assert losses[1] == pytest.approx(losses[0], abs=0.03)
-    plain = make_model(hidden_size=128).to(device="cuda", dtype=torch.bfloat16).eval()
-    plain.load_state_dict(dict(channel.fetch(compiled.publish())), strict=False)
+def gradients(trainer, batch):
+    trainer._accumulate(batch.sequences)
+    return torch.cat([weight.grad.flatten().float() for weight in trainer._masters.parameters()])
+
+
+@pytest.mark.parametrize(("rank", "compile"), [(0, None), (8, None), (0, True)])
+def test_layers_on_a_gpu_and_shared_beginnings_have_the_gradients_of_transformers_and_strangers(
+    rank, compile, monkeypatch
+):
+    trainer, channel = make_trained(torch.bfloat16, rank=rank, compile=compile, checkpoint_activations=True)
+    assert is_lean(trainer.model) == (compile is None)
+    monkeypatch.setattr("ludus.trainer.forward.lean", lambda model: False)
+    plain, _ = make_trained(torch.float32, rank=rank)
+    for batch in (make_batch(), make_batch(1, lengths=(40, 9)), siblings(1), siblings(2)):
+        got, expected = (gradients(each, batch) for each in (trainer, plain))
+        assert (got - expected).norm() < 0.05 * expected.norm()
+    trainer.step(siblings(1))
+    published = make_model(hidden_size=128).to(device="cuda", dtype=torch.bfloat16).eval()
+    published.load_state_dict(dict(channel.fetch(trainer.publish())), strict=False)
     ids = torch.arange(3, 40, device="cuda")
     with torch.no_grad():
-        table = plain(input_ids=ids.unsqueeze(0)).logits[0, :-1].float().log_softmax(-1)
+        table = published(input_ids=ids.unsqueeze(0)).logits[0, :-1].float().log_softmax(-1)
     expected = table.gather(1, ids[1:, None])[:, 0].tolist()
-    assert compiled.logprobs(ids.tolist()) == pytest.approx(expected, abs=0.2)
+    assert trainer.logprobs(ids.tolist()) == pytest.approx(expected, abs=0.2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lean_layers_on_a_gpu_give_the_models_own_logprobs_and_gradients(family):
+    torch.manual_seed(0)
+    own = FAMILIES[family]().eval()
+    for weight in (p for n, p in own.named_parameters() if "norm" in n):
+        weight.data.uniform_(0.5, 1.5)  # ones would hide a weight that is left out
+    fast = copy.deepcopy(own).to("cuda")
+    use_packed_attention(own)
+    prepare(fast)
+    assert is_lean(fast)
+    (got, gradients), (expected, own_gradients) = (logprobs_and_gradients(model) for model in (fast, own))
+    assert torch.allclose(got.cpu(), expected, atol=1e-4)
+    for name, gradient in own_gradients.items():
+        assert torch.allclose(gradients[name].cpu(), gradient, atol=1e-4 * float(gradient.abs().max()), rtol=1e-3), name
 
 
 def test_memory_that_really_runs_out_is_an_event_and_the_step_goes_on():

@@ -8,7 +8,7 @@ from tests.trainer.examples import make_batch, make_model, make_trainer
 
 
 def gradients(**knobs):
-    """Of batches with other lengths, and other numbers of sequences in a row. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
+    """Of rows with other lengths and numbers of sequences. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
     trainer = make_trainer(make_model(num_hidden_layers=4, attention_dropout=0.5), microbatch_tokens=40, **knobs)
     found = []
     for step, lengths in enumerate([(9, 30, 17, 6, 22), (23, 9), (30,), (8, 9, 8, 7, 8, 9)]):
@@ -46,10 +46,13 @@ def test_a_model_without_a_list_of_layers_cannot_be_checkpointed_and_says_so():
         layers_module.checkpoint_layers(model)
 
 
-def test_layers_are_compiled_on_a_gpu_and_not_on_a_cpu_unless_somebody_says_otherwise():
-    cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    assert [compiles(choice, device=cpu) for choice in (None, True, False)] == [False, True, False]
-    assert [compiles(choice, device=cuda) for choice in (None, True, False)] == [True, True, False]
+def test_layers_are_compiled_on_a_gpu_that_has_no_kernels_for_them_unless_somebody_says_otherwise(monkeypatch):
+    model = make_model()
+    assert [compiles(choice, model) for choice in (None, True, False)] == [False, True, False]
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    assert [compiles(choice, model) for choice in (None, True, False)] == [True, True, False]
+    monkeypatch.setattr(layers_module, "is_lean", lambda model: True)
+    assert [compiles(choice, model) for choice in (None, True, False)] == [False, True, False]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

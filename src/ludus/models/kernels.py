@@ -297,7 +297,16 @@ def silu_times(x: Tensor) -> Tensor:
 
 @triton.jit
 def _rotate(
-    out, x, cos, sin, stride, HEADS: tl.constexpr, HEADS_P: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr
+    out,
+    x,
+    cos,
+    sin,
+    stride,
+    BACK: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_P: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_P: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_P)[:, None]
@@ -310,18 +319,21 @@ def _rotate(
     known = dim < HALF
     cos_1, cos_2 = tl.load(cos + angle, mask=known), tl.load(cos + angle + HALF, mask=known)
     sin_1, sin_2 = tl.load(sin + angle, mask=known), tl.load(sin + angle + HALF, mask=known)
+    if BACK:
+        sin_1, sin_2 = -sin_1, -sin_2
     to = (token * HEADS + head) * 2 * HALF + dim
     tl.store(out + to, (first * cos_1 - second * sin_1).to(out.dtype.element_ty), mask=inside)
     tl.store(out + to + HALF, (second * cos_2 + first * sin_2).to(out.dtype.element_ty), mask=inside)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotary embedding of (tokens, heads, head_dim), whose tokens may be strided; cos, sin: (tokens, head_dim)."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    """The rotary embedding of (tokens, heads, head_dim), whose tokens may be strided; cos, sin: (tokens, head_dim). `back`: by the opposite
+    angle."""
     tokens, heads, dim = x.shape
     assert x.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     assert cos.shape == (tokens, dim), f"the rotary embedding covers {cos.shape[-1]} of {dim} dimensions"
     out = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
-    sizes = {"HEADS": heads, "HEADS_P": triton.next_power_of_2(heads), "HALF": dim // 2}
+    sizes = {"BACK": back, "HEADS": heads, "HEADS_P": triton.next_power_of_2(heads), "HALF": dim // 2}
     _rotate[(tokens,)](
         out, x, cos.contiguous(), sin.contiguous(), x.stride(0), HALF_P=triton.next_power_of_2(dim // 2), **sizes
     )

@@ -1,14 +1,16 @@
-"""A decoder's layers with fewer passes over memory, for training on a CPU. Promise: the numbers and gradients of Transformers' own modules,
-up to rounding.
+"""A decoder's layers with fewer passes over memory, for training. Promise: the numbers and gradients of Transformers' own modules, up to
+rounding.
 
 Beside matrix products and attention, a small model's step is bound by elementwise passes over its activations. Norms and rotary
-embeddings get backward passes written by hand, and the last layer computes, beside keys and values, only the rows that predict
-something: nothing reads the others. Layers of the Llama kind are recognised by their parts; classes are swapped, so that parameters
-keep their names. Whoever makes a model lean compares it with its own forward pass (trainer/forward.py).
+embeddings get backward passes written by hand, on a GPU as kernels of their own, and the last layer computes, beside keys and values,
+only the rows that predict something: nothing reads the others. A compiler would fuse the same operations, but on a GPU its wrappers
+keep the host busier than the device (docs/log.md). Layers of the Llama kind are recognised by their parts; classes are swapped, so that
+parameters keep their names. Whoever makes a model lean compares it with its own forward pass (trainer/forward.py).
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,11 +21,10 @@ from ludus.models.fused import recognised, swapped
 
 
 def lean(model: PreTrainedModel) -> bool:
-    """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind, or on a GPU."""
+    """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind, or the device."""
     decoder: Any = model.base_model
     layers = getattr(decoder, "layers", None)
-    on_cpu = model.device.type == "cpu" and model.dtype == torch.float32
-    if not on_cpu or not layers or not all(recognised(layer) for layer in layers):
+    if not _has_device(model) or not layers or not all(recognised(layer) for layer in layers):
         return False
     for layer in layers:
         layer.__class__ = swapped(type(layer), _Layer)
@@ -32,6 +33,12 @@ def lean(model: PreTrainedModel) -> bool:
         norm.__class__ = swapped(type(norm), _Norm)
     layers[-1].reads_rows = True
     return True
+
+
+def _has_device(model: PreTrainedModel) -> bool:
+    if model.device.type == "cuda":
+        return find_spec("triton") is not None
+    return model.device.type == "cpu" and model.dtype == torch.float32
 
 
 def is_lean(model: PreTrainedModel) -> bool:
@@ -48,9 +55,25 @@ class _Layer(nn.Module):
         attended = this.self_attn.attended(this.input_layernorm(hidden_states), **passed)
         if self.reads_rows and rows is not None:
             hidden_states, attended = (x.index_select(1, rows) for x in (hidden_states, attended))
-        summed = hidden_states + this.self_attn.o_proj(attended)
-        out: Tensor = summed + this.mlp(this.post_attention_layernorm(summed))
+        summed, normed = _add_norm(hidden_states, this.self_attn.o_proj(attended), this.post_attention_layernorm)
+        out: Tensor = summed + _mlp(normed, this.mlp)
         return out
+
+
+def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
+    if x.is_cuda:
+        both: tuple[Tensor, Tensor] = _AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+        return both
+    summed = x + added
+    return summed, norm(summed)
+
+
+def _mlp(x: Tensor, mlp: Any) -> Tensor:
+    if not x.is_cuda:
+        own: Tensor = mlp(x)
+        return own
+    out: Tensor = mlp.down_proj(_SiluTimes.apply(mlp.gate_proj(x), mlp.up_proj(x)))  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Attention(nn.Module):
@@ -94,13 +117,26 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.eps = eps
+        if x.is_cuda:
+            from ludus.models import kernels
+
+            x = x.contiguous()
+            ctx.save_for_backward(x, weight)
+            return kernels.rms_norm(x, weight, eps=eps)
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         normed: Tensor = (x * r).mul_(weight)
         return normed
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        if dy.is_cuda:
+            from ludus.models import lean_kernels
+
+            return *lean_kernels.rms_norm_backward(
+                dy, *ctx.saved_tensors, eps=ctx.eps, weighs=ctx.needs_input_grad[1]
+            ), None
         x, weight, r = ctx.saved_tensors
         products = dy * x
         slope = (products @ weight).unsqueeze(-1).mul_(r.pow(3)).div_(-x.shape[-1])
@@ -109,18 +145,57 @@ class _RmsNorm(torch.autograd.Function):
         return dx, dw, None
 
 
+class _AddRmsNorm(torch.autograd.Function):
+    """(x + added, that normed), on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        from ludus.models import kernels
+
+        summed, normed = kernels.add_rms_norm(x, added, weight, eps=eps)
+        ctx.save_for_backward(summed, weight)
+        ctx.eps = eps
+        return summed, normed
+
+    @staticmethod
+    def backward(ctx: Any, by_summed: Tensor, by_normed: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # type: ignore[override]
+        from ludus.models import lean_kernels
+
+        of_summed, of_weight = lean_kernels.rms_norm_backward(
+            by_normed, *ctx.saved_tensors, eps=ctx.eps, by_summed=by_summed, weighs=ctx.needs_input_grad[2]
+        )
+        return of_summed, of_summed, of_weight, None
+
+
+class _SiluTimes(torch.autograd.Function):
+    """silu(gate) * up, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        from ludus.models import lean_kernels
+
+        ctx.save_for_backward(gate, up)
+        return lean_kernels.silu_times(gate, up)
+
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        from ludus.models import lean_kernels
+
+        return lean_kernels.silu_times_backward(by_out, *ctx.saved_tensors)
+
+
 class _Rotate(torch.autograd.Function):
     """x cos + rotate_half(x) sin over (..., head_dim); its transpose is the rotation by the opposite angle."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin, sign=1)
+        return _rotated(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return _rotated(dy, cos, sin, sign=-1), None, None
+        return _rotated(dy, cos, sin, back=True), None, None
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -128,7 +203,13 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotated
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, sign: int) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+    """(1, tokens, heads, head_dim); cos, sin: (1, tokens, 1, head_dim)."""
+    if x.is_cuda:
+        from ludus.models import kernels
+
+        return kernels.rotate(x.contiguous()[0], cos[0, :, 0], sin[0, :, 0], back=back)[None]
+    sign = -1 if back else 1
     half = x.shape[-1] // 2
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)

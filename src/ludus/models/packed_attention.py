@@ -28,7 +28,9 @@ LONGEST_MASK = 2048
 """Above this a mask of all pairs costs more memory (16 MiB) than it saves time."""
 
 
-@dataclass(slots=True, eq=False)  # a frozen one is looked into by torch 2.11's compiler, which then compiles again for every row
+@dataclass(
+    slots=True, eq=False
+)  # a frozen one is looked into by torch 2.11's compiler, which then compiles again for every row
 class Segments:
     """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device.
 
@@ -153,16 +155,12 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn  # CUDA only, half precision only
-
-    # key-value heads are repeated: torch 2.11's kernel does not take fewer of them
-    times = query.shape[1] // key.shape[1]
-    key, value = (tensor.repeat_interleave(times, dim=1) if times > 1 else tensor for tensor in (key, value))
     q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (N, heads, head_dim)
     bounds, longest = segments.bounds, segments.longest
-    causal = (-1, 0)  # all to the left, nothing to the right
-    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scaling, window_size=causal)
-    assert isinstance(out, Tensor)
+    # what torch's varlen_attn calls, which would have key-value heads repeated before torch 2.13, and keeps the host longer
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, dropout_p=0.0, is_causal=True, return_debug_mask=False, scale=scaling
+    )[0]
     return out.unsqueeze(0)
 
 

@@ -16,9 +16,10 @@ from ludus.models.packed_attention import Segments, use_packed_attention
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.pack import Microbatch
 
-MAX_LOGITS = {"cpu": 1 << 25, "cuda": 1 << 28}
-"""Logits held at once: on a CPU 128 MiB in float32, 220 tokens of a vocabulary of 152,000; on a GPU, whose products want more rows,
-512 MiB in bfloat16, 1,766 tokens."""
+MAX_LOGITS = 1 << 25
+"""Logits held at once on a CPU: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
+GPU_SHARE = 64
+"""On a GPU, whose products want more rows, they take so much of its memory: of 140 GiB 2.2, 7,700 tokens of that vocabulary."""
 
 
 def sampled_logprobs(
@@ -31,7 +32,7 @@ def sampled_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
     hidden = sampled_hidden(model, microbatch)
-    rows = max(1, (max_logits or MAX_LOGITS[hidden.device.type]) // model.config.get_text_config().vocab_size)
+    rows = max(1, (max_logits or _most_logits(hidden)) // model.config.get_text_config().vocab_size)
     # small enough to keep; on a GPU the fused pieces are faster at any size
     if len(hidden) <= rows and not hidden.is_cuda:
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
@@ -40,6 +41,12 @@ def sampled_logprobs(
         hidden, head.weight, head.bias, microbatch.targets, temperature=temperature, rows=rows
     )
     return logprobs, entropies if entropy_gradient else entropies.detach()
+
+
+def _most_logits(hidden: Tensor) -> int:
+    if not hidden.is_cuda:
+        return MAX_LOGITS
+    return torch.cuda.get_device_properties(hidden.device).total_memory // GPU_SHARE // hidden.dtype.itemsize
 
 
 def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:

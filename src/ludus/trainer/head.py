@@ -16,7 +16,8 @@ def logprobs_in_pieces(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float, rows: int
 ) -> tuple[Tensor, Tensor]:
     """hidden (M, width), weight (vocabulary, width), targets (M,): logprobs and entropies, (M,) each, in float32, both with gradient.
-    `rows` of them have their logits at once."""
+    At most `rows` of them have their logits at once, in pieces of the same size."""
+    rows = -(-len(hidden) // max(1, -(-len(hidden) // rows)))
     found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
     return found
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
 from ludus.models.fused import unswap
+from ludus.models.lean import is_lean
 from ludus.models.packed_attention import outside_of_compilation
 
 
@@ -41,5 +41,6 @@ def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
     return list(layers)
 
 
-def compiles(choice: bool | None, *, device: torch.device) -> bool:
-    return device.type == "cuda" if choice is None else choice
+def compiles(choice: bool | None, model: PreTrainedModel) -> bool:
+    """Unless somebody says otherwise: on a GPU, where the layers are not lean already."""
+    return model.device.type == "cuda" and not is_lean(model) if choice is None else choice

@@ -96,7 +96,7 @@ class Trainer:
         self._budget = Budget(config.microbatch_tokens, device=model.device, on_event=on_event)
         if config.checkpoint_activations:
             checkpoint_layers(model)
-        if compiles(config.compile, device=model.device):
+        if compiles(config.compile, model):
             for each in (model, reference):
                 if each is not None:
                     compile_layers(each)

@@ -38,7 +38,6 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import LoraConfig, TrainerConfig
 from ludus.models import packed_attention
-from ludus.models.tree_attention import troubles
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import cast_weights
 from ludus.trainer.pack import row_ids, subtree_ends, trie
@@ -305,21 +304,25 @@ def run_shared(shape: str, device: torch.device, *, repeats: int, peak: float) -
         rates[form] = found["tokens_per_s"]
         flops = model_flops(model, batches(2), lora=False, shared=form != "unshared") / batches(2).num_tokens
         ratio = {} if form == "unshared" else {"ratio": round(rates[form] / rates["unshared"], 2)}
-        if form == "tree" and troubles():
-            ratio["not_by_tree_attention"] = troubles()[0]  # type: ignore[assignment]
         tell(f"trainer/{shape}/shared/{form}", found | ratio, flops_per_token=flops, peak=peak)
         del model
 
 
 @contextmanager
 def without_tree(on: bool) -> Iterator[None]:
-    original = packed_attention.tree_mask
+    original = packed_attention.Tree
     if on:
-        packed_attention.tree_mask = lambda ends, *, device: None
+        packed_attention.Tree = _NoTree  # type: ignore[misc]
     try:
         yield
     finally:
-        packed_attention.tree_mask = original
+        packed_attention.Tree = original  # type: ignore[misc]
+
+
+class _NoTree:
+    @staticmethod
+    def of(ends: np.ndarray, *, device: torch.device | str) -> None:
+        return None
 
 
 def tell(case: str, found: dict[str, Any], *, flops_per_token: float, peak: float) -> None:

@@ -8,7 +8,7 @@ from tests.trainer.examples import make_batch, make_model, make_trainer
 
 
 def gradients(**knobs):
-    """Of rows with other lengths and numbers of sequences. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
+    """Of rows of many kinds. Gradients and not weights: AdamW makes a whole step of the last bit of one that is almost 0."""
     trainer = make_trainer(make_model(num_hidden_layers=4, attention_dropout=0.5), microbatch_tokens=40, **knobs)
     found = []
     for step, lengths in enumerate([(9, 30, 17, 6, 22), (23, 9), (30,), (8, 9, 8, 7, 8, 9)]):

@@ -87,3 +87,9 @@ def test_sequences_that_begin_alike_share_a_row_and_each_predicts_its_own():
     assert microbatch.predictors.tolist() == [3, 4, 7, 8, 3, 4, 9, 10]
     assert microbatch.targets.tolist() == [*first.ids[first.sampled], *second.ids[second.sampled]]
     assert len(row_ids(first)) == 9
+
+
+def test_what_does_not_fit_at_once_is_divided_evenly():
+    rows = [np.full(10, number) for number in range(7)]
+    assert [len(each) for each in pack(rows, budget=60)] == [4, 3]
+    assert [len(each) for each in pack(rows, budget=70)] == [7]

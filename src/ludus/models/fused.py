@@ -26,8 +26,8 @@ def fuse(model: PreTrainedModel) -> bool:
     if not layers or not all(recognised(layer) for layer in layers):
         return False
     for layer in layers:
-        layer.self_attn.joined = _Joined.of([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
-        layer.mlp.joined = _Joined.of([layer.mlp.gate_proj, layer.mlp.up_proj])
+        layer.self_attn.joined = Joined.of([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
+        layer.mlp.joined = Joined.of([layer.mlp.gate_proj, layer.mlp.up_proj])
         layer.self_attn.__class__ = swapped(type(layer.self_attn), _Attention)
         layer.mlp.__class__ = swapped(type(layer.mlp), _Mlp)
         layer.__class__ = swapped(type(layer), _Layer)
@@ -63,14 +63,14 @@ def swapped(original: type, mixin: type) -> type:
     return type(f"Fused{original.__name__}", (mixin, original), {"original": original})
 
 
-class _Joined:
+class Joined:
     """Several projections of one input as one product. Their weights become views of `weight`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
     @classmethod
-    def of(cls, projections: list[nn.Linear]) -> _Joined:
+    def of(cls, projections: list[nn.Linear]) -> Joined:
         weight = torch.cat([projection.weight.data for projection in projections])
         biases = [projection.bias.data for projection in projections if projection.bias is not None]
         bias = torch.cat(biases) if len(biases) == len(projections) else None

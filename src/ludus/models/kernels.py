@@ -301,6 +301,7 @@ def _rotate(
     x,
     cos,
     sin,
+    out_stride,
     stride,
     BACK: tl.constexpr,
     HEADS: tl.constexpr,
@@ -321,21 +322,23 @@ def _rotate(
     sin_1, sin_2 = tl.load(sin + angle, mask=known), tl.load(sin + angle + HALF, mask=known)
     if BACK:
         sin_1, sin_2 = -sin_1, -sin_2
-    to = (token * HEADS + head) * 2 * HALF + dim
+    to = token * out_stride + head * 2 * HALF + dim
     tl.store(out + to, (first * cos_1 - second * sin_1).to(out.dtype.element_ty), mask=inside)
     tl.store(out + to + HALF, (second * cos_2 + first * sin_2).to(out.dtype.element_ty), mask=inside)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """The rotary embedding of (tokens, heads, head_dim), whose tokens may be strided; cos, sin: (tokens, head_dim). `back`: by the opposite
-    angle."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False, out: Tensor | None = None) -> Tensor:
+    """The rotary embedding of (tokens, heads, head_dim), whose tokens may be strided, as those of `out` may be; cos, sin: (tokens,
+    head_dim). `back`: by the opposite angle."""
     tokens, heads, dim = x.shape
-    assert x.stride()[1:] == (dim, 1), "heads of a token lie side by side"
+    if out is None:
+        out = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
+    assert x.stride()[1:] == out.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     assert cos.shape == (tokens, dim), f"the rotary embedding covers {cos.shape[-1]} of {dim} dimensions"
-    out = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
     sizes = {"BACK": back, "HEADS": heads, "HEADS_P": triton.next_power_of_2(heads), "HALF": dim // 2}
+    strides = (out.stride(0), x.stride(0))
     _rotate[(tokens,)](
-        out, x, cos.contiguous(), sin.contiguous(), x.stride(0), HALF_P=triton.next_power_of_2(dim // 2), **sizes
+        out, x, cos.contiguous(), sin.contiguous(), *strides, HALF_P=triton.next_power_of_2(dim // 2), **sizes
     )
     return out
 

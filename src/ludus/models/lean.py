@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ludus.models.fused import recognised, swapped
+from ludus.models.fused import Joined, recognised, swapped
 
 
 def lean(model: PreTrainedModel) -> bool:
@@ -35,8 +35,12 @@ def lean(model: PreTrainedModel) -> bool:
     return True
 
 
+def _on_gpu(what: Tensor | PreTrainedModel) -> bool:
+    return what.device.type == "cuda"
+
+
 def _has_device(model: PreTrainedModel) -> bool:
-    if model.device.type == "cuda":
+    if _on_gpu(model):
         return find_spec("triton") is not None
     return model.device.type == "cpu" and model.dtype == torch.float32
 
@@ -44,6 +48,29 @@ def _has_device(model: PreTrainedModel) -> bool:
 def is_lean(model: PreTrainedModel) -> bool:
     layers: Any = getattr(model.base_model, "layers", None)
     return bool(layers) and isinstance(layers[0], _Layer)
+
+
+def join(model: PreTrainedModel) -> None:
+    """On a GPU, of lean layers whose weights are all trained: projections of the same input become one product each, forward and
+    backward. Their weights turn into views of one, so whoever casts or moves them has done so before."""
+    if not is_lean(model) or not _on_gpu(model):
+        return
+    layers: Any = model.base_model.layers
+    for layer in layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for owner, projections in (
+            (attention, [attention.q_proj, attention.k_proj, attention.v_proj]),
+            (mlp, [mlp.gate_proj, mlp.up_proj]),
+        ):
+            if all(type(each) is nn.Linear and each.weight.requires_grad for each in projections):
+                owner.joined = Joined.of(projections)
+
+
+def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
+    weights = [each.weight for each in projections]
+    biases = [each.bias for each in projections if each.bias is not None]
+    out: Tensor = _Projected.apply(x, owner.joined.weight, owner.joined.bias, *weights, *biases)  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Layer(nn.Module):
@@ -61,7 +88,7 @@ class _Layer(nn.Module):
 
 
 def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    if x.is_cuda:
+    if _on_gpu(x):
         both: tuple[Tensor, Tensor] = _AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
         return both
     summed = x + added
@@ -69,10 +96,14 @@ def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 
 def _mlp(x: Tensor, mlp: Any) -> Tensor:
-    if not x.is_cuda:
+    if not _on_gpu(x):
         own: Tensor = mlp(x)
         return own
-    out: Tensor = mlp.down_proj(_SiluTimes.apply(mlp.gate_proj(x), mlp.up_proj(x)))  # type: ignore[no-untyped-call]
+    if getattr(mlp, "joined", None) is not None:
+        parts: tuple[Tensor, ...] = (_projected(x, mlp, [mlp.gate_proj, mlp.up_proj]),)
+    else:
+        parts = (mlp.gate_proj(x), mlp.up_proj(x))
+    out: Tensor = mlp.down_proj(_SiluTimes.apply(*parts))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -86,12 +117,7 @@ class _Attention(nn.Module):
     ) -> Tensor:
         """(1, tokens, heads * head_dim), before the projection out."""
         this: Any = self
-        shape = (*hidden.shape[:-1], -1, this.head_dim)
-        query, key, value = (projection(hidden).view(shape) for projection in (this.q_proj, this.k_proj, this.v_proj))
-        if hasattr(this, "q_norm"):
-            query, key = this.q_norm(query), this.k_norm(key)
-        cos, sin = position_embeddings
-        query, key = (_rotate(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))
+        query, key, value = self._heads(hidden, *position_embeddings)
         attend = AttentionInterface()[this.config._attn_implementation]
         window = getattr(this, "sliding_window", None)
         out: Tensor = attend(
@@ -103,6 +129,25 @@ class _Attention(nn.Module):
             **passed,
         )[0]
         return out.reshape(*hidden.shape[:-1], -1)
+
+    def _heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values: (1, tokens, heads, head_dim) each."""
+        this: Any = self
+        shape = (*hidden.shape[:-1], -1, this.head_dim)
+        projections = [this.q_proj, this.k_proj, this.v_proj]
+        if getattr(this, "joined", None) is None:
+            query, key, value = (projection(hidden).view(shape) for projection in projections)
+        else:
+            heads = [projection.out_features // this.head_dim for projection in projections]
+            together = _projected(hidden, this, projections).view(shape)
+            if not hasattr(this, "q_norm"):
+                parts: tuple[Tensor, Tensor, Tensor] = _RotateTogether.apply(together, cos, sin, heads)  # type: ignore[no-untyped-call]
+                return parts
+            query, key, value = together.split(heads, dim=2)
+        if hasattr(this, "q_norm"):
+            query, key = this.q_norm(query), this.k_norm(key)
+        query, key = (_rotate(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))
+        return query, key, value
 
 
 class _Norm(nn.Module):
@@ -118,7 +163,7 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.eps = eps
-        if x.is_cuda:
+        if _on_gpu(x):
             from ludus.models import kernels
 
             x = x.contiguous()
@@ -131,7 +176,7 @@ class _RmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        if dy.is_cuda:
+        if _on_gpu(dy):
             from ludus.models import lean_kernels
 
             return *lean_kernels.rms_norm_backward(
@@ -167,21 +212,77 @@ class _AddRmsNorm(torch.autograd.Function):
         return of_summed, of_summed, of_weight, None
 
 
+class _Projected(torch.autograd.Function):
+    """x W^T + b, where W and b are those of several projections, one below the other."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
+        """`parts`: weights, then biases, of which `weight` and `bias` are made; they get the gradients."""
+        ctx.save_for_backward(x, weight)
+        ctx.has_bias = bias is not None
+        ctx.sizes = [len(part) for part in (parts[: len(parts) // 2] if bias is not None else parts)]
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        flat = dy.reshape(-1, dy.shape[-1])
+        dw = flat.t() @ x.reshape(-1, x.shape[-1])
+        db = flat.sum(0).split(ctx.sizes) if ctx.has_bias else ()
+        return (flat @ weight).view_as(x), None, None, *dw.split(ctx.sizes), *db
+
+
 class _SiluTimes(torch.autograd.Function):
-    """silu(gate) * up, on a GPU."""
+    """silu(gate) * up, on a GPU, of two tensors or of the halves of one."""
 
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
         from ludus.models import lean_kernels
 
-        ctx.save_for_backward(gate, up)
-        return lean_kernels.silu_times(gate, up)
+        ctx.save_for_backward(*given)
+        gate, up = _gate_and_up(given)
+        return lean_kernels.silu_times(gate, up).view(*given[0].shape[:-1], gate.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         from ludus.models import lean_kernels
 
-        return lean_kernels.silu_times_backward(by_out, *ctx.saved_tensors)
+        found = tuple(torch.empty_like(each) for each in ctx.saved_tensors)
+        lean_kernels.silu_times_backward(by_out, *_gate_and_up(ctx.saved_tensors), into=_gate_and_up(found))
+        return found
+
+
+def _gate_and_up(given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """(tokens, size) each."""
+    flat = [each.view(-1, each.shape[-1]) for each in given]
+    gate, up = flat if len(flat) == 2 else flat[0].chunk(2, dim=-1)
+    return gate, up
+
+
+class _RotateTogether(torch.autograd.Function):
+    """(1, tokens, all heads, head_dim) -> queries and keys, rotated, and values, on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        from ludus.models import kernels
+
+        ctx.save_for_backward(cos, sin)
+        ctx.heads = heads
+        rotated = kernels.rotate(x[0, :, : heads[0] + heads[1]], cos[0], sin[0])[None]
+        query, key = rotated.split(heads[:2], dim=2)
+        return query, key, x[:, :, heads[0] + heads[1] :]
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
+        from ludus.models import kernels
+
+        cos, sin = ctx.saved_tensors
+        dx = torch.empty((1, by[0].shape[1], sum(ctx.heads), by[0].shape[3]), dtype=by[0].dtype, device=by[0].device)
+        query, key, value = dx[0].split(ctx.heads, dim=1)
+        for slope, out in zip(by[:2], (query, key), strict=True):
+            kernels.rotate(slope[0].contiguous(), cos[0], sin[0], back=True, out=out)
+        value.copy_(by[2][0])
+        return dx, None, None, None
 
 
 class _Rotate(torch.autograd.Function):
@@ -205,7 +306,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
     """(1, tokens, heads, head_dim); cos, sin: (1, tokens, 1, head_dim)."""
-    if x.is_cuda:
+    if _on_gpu(x):
         from ludus.models import kernels
 
         return kernels.rotate(x.contiguous()[0], cos[0, :, 0], sin[0, :, 0], back=back)[None]

@@ -90,37 +90,41 @@ def rms_norm_backward(
 
 
 @triton.jit
-def _silu_times(out, gate, up, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=inside, other=0.0)
-    tl.store(out + at, (x * tl.sigmoid(x)).to(other.dtype) * other, mask=inside)
+def _silu_times(out, gate, up, stride, size, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    x = tl.load(gate + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(up + row * stride + at, mask=inside, other=0.0)
+    tl.store(out + row * size + at, (x * tl.sigmoid(x)).to(other.dtype) * other, mask=inside)
 
 
 @triton.jit
-def _silu_times_backward(of_gate, of_up, by_out, gate, up, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    slope = tl.load(by_out + at, mask=inside, other=0.0).to(tl.float32)
-    x = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
+def _silu_times_backward(of_gate, of_up, by_out, gate, up, stride, size, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    here = row * stride + at
+    slope = tl.load(by_out + row * size + at, mask=inside, other=0.0).to(tl.float32)
+    x = tl.load(gate + here, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(up + here, mask=inside, other=0.0).to(tl.float32)
     share = tl.sigmoid(x)
     kind = of_gate.dtype.element_ty
-    tl.store(of_gate + at, (slope * other * share * (1.0 + x * (1.0 - share))).to(kind), mask=inside)
-    tl.store(of_up + at, (slope * x * share).to(kind), mask=inside)
+    tl.store(of_gate + here, (slope * other * share * (1.0 + x * (1.0 - share))).to(kind), mask=inside)
+    tl.store(of_up + here, (slope * x * share).to(kind), mask=inside)
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, of contiguous tensors."""
-    out = torch.empty_like(gate)
-    _silu_times[(triton.cdiv(gate.numel(), BLOCK),)](out, gate, up, gate.numel(), BLOCK=BLOCK, num_warps=8)
+    """silu(gate) * up, (tokens, size) each, whose tokens may lie apart, as the halves of one product do."""
+    tokens, size = gate.shape
+    assert gate.stride() == up.stride(), "gate and up lie alike"
+    out = torch.empty((tokens, size), dtype=gate.dtype, device=gate.device)
+    _silu_times[(tokens, triton.cdiv(size, BLOCK))](out, gate, up, gate.stride(0), size, BLOCK=BLOCK, num_warps=8)
     return out
 
 
-def silu_times_backward(by_out: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    of_gate, of_up = torch.empty_like(gate), torch.empty_like(up)
-    _silu_times_backward[(triton.cdiv(gate.numel(), BLOCK),)](
-        of_gate, of_up, by_out.contiguous(), gate, up, gate.numel(), BLOCK=BLOCK, num_warps=8
+def silu_times_backward(by_out: Tensor, gate: Tensor, up: Tensor, *, into: tuple[Tensor, Tensor]) -> None:
+    """The gradients of gate and up, which lie as they do."""
+    tokens, size = gate.shape
+    assert all(each.stride() == gate.stride() for each in (up, *into)), "gradients lie as gate and up do"
+    _silu_times_backward[(tokens, triton.cdiv(size, BLOCK))](
+        *into, by_out.contiguous(), gate, up, gate.stride(0), size, BLOCK=BLOCK, num_warps=8
     )
-    return of_gate, of_up

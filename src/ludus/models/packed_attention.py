@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 
 from ludus.errors import ConfigError
 from ludus.models.transfer import placed
-from ludus.models.tree_attention import attended, tree_mask
+from ludus.models.tree_attention import Tree, tree_attention
 
 NAME = "ludus_packed"
 LONGEST_MASK = 2048
@@ -36,7 +36,7 @@ class Segments:
 
     Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
     `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
-    On a GPU `tree` is the same as FlexAttention's mask; on a CPU `own` says how many tokens at the end of each sequence are not shared
+    On a GPU `tree` is the same for tree attention; on a CPU `own` says how many tokens at the end of each sequence are not shared
     with the one before it, and `past` is the causal mask of the longest.
     """
 
@@ -44,7 +44,7 @@ class Segments:
     bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device
     spread: Tensor | None = None  # int64 (sum of lengths,)
     gather: Tensor | None = None  # int64 (N,)
-    tree: Any = None  # a BlockMask
+    tree: Tree | None = None
     own: tuple[int, ...] | None = None
     past: Tensor | None = None  # (longest, longest)
 
@@ -67,7 +67,7 @@ class Segments:
             past = torch.full((max(lengths), max(lengths)), -torch.inf).triu_(1)
             own = np.add.reduceat(np.isin(np.arange(len(spread)), gather), sums[:-1].numpy(), dtype=int)
             return cls(tuple(lengths), sums, places[0], places[1], own=tuple(own.tolist()), past=past)
-        tree = None if ends is None or torch.device(device).type == "cpu" else tree_mask(ends, device=device)
+        tree = None if ends is None or torch.device(device).type == "cpu" else Tree.of(ends, device=device)
         return cls(tuple(lengths), placed(sums, device), places[0], places[1], tree)
 
     @property
@@ -104,9 +104,7 @@ def _attend(
         return _causal(query, key, value, scaling), None
     half = _takes_half(value)
     if half and segments.tree is not None:
-        out = attended(query, key, value, scaling=scaling, mask=segments.tree)
-        if out is not None:
-            return out, None
+        return tree_attention(query, key, value, scaling=scaling, tree=segments.tree), None
     if segments.own is not None and segments.spread is not None:
         key, value = (tensor.index_select(2, segments.spread) for tensor in (key, value))
         return _branches(query, key, value, scaling, segments), None

@@ -1,167 +1,88 @@
-"""Attention over a trie of tokens with FlexAttention: what sequences have in common is attended to, and attends, once.
+"""Attention over a trie of tokens: what sequences have in common is attended to, and attends, once.
 
 A row is the trie's nodes in depth-first order, so that a token's descendants lie right behind it: token k is seen by the tokens q with
-k <= q < ends[k], and by no other. Blocks of 128 x 128 that nobody sees are never computed. Promise: the mask is exactly that rule.
+k <= q < ends[k], and by no other. Tiles of that table in which nobody sees anybody are never computed. Promise: exactly that rule,
+forward and backward, and no N x N mask at any time.
 
-Half precision on a GPU only, where it is compiled once for all lengths. On a CPU it serves tests of the mask: it has no backward there.
-Whether a compiler is there, knows the device and gets the numbers right is tried on a few tokens before the first use (`attended`).
+On a GPU only (models/tree_kernels.py); elsewhere, and where nothing is shared, attention sees each sequence whole.
 """
 
 from __future__ import annotations
 
-import warnings
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ludus.errors import describe
-from ludus.models.faults import is_lost, is_out_of_memory
 from ludus.models.transfer import placed
 
-BLOCK = 128
-TOLERANCE = 0.03
-"""Of the greatest number; half precision leaves 0.01."""
-Form = tuple[int, int, int, torch.dtype, torch.device]
-"""Query heads, key-value heads, head dim, dtype and device: what a kernel is made for."""
+ROWS, COLUMNS = 128, 64
+"""Queries and keys of a tile."""
 
 
-def tree_mask(ends: np.ndarray, *, device: torch.device | str) -> Any:
-    """The BlockMask of a row, made on the host from its blocks' extremes: no N x N mask exists at any time."""
-    from torch.nn.attention.flex_attention import BlockMask
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The rule, and the tiles it takes: for each block of queries how many blocks of keys it sees and which, and the other way round."""
 
-    length = max(2, -(-len(ends) // BLOCK)) * BLOCK  # a single block would be compiled for itself
-    padded = np.arange(1, length + 1)  # what fills up the last block sees itself alone
-    padded[: len(ends)] = ends
-    partial, full = block_kinds(padded)
-    whole = placed(torch.from_numpy(padded.astype(np.int32)), device)
+    ends: Tensor  # int32 (N,)
+    row_counts: Tensor  # int32 (blocks of queries,)
+    row_lists: Tensor  # int32 (blocks of queries, most keys' blocks of one)
+    column_counts: Tensor
+    column_lists: Tensor
 
-    def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key <= query) & (query < whole[key])
-
-    lists: list[Any] = [
-        placed(torch.from_numpy(each)[None, None], device) for kind in (partial, full) for each in _listed(kind)
-    ]
-    settings: dict[str, Any] = {"BLOCK_SIZE": BLOCK, "mask_mod": sees, "seq_lengths": (length, length)}
-    return BlockMask.from_kv_blocks(*lists, **settings)
+    @classmethod
+    def of(cls, ends: np.ndarray, *, device: torch.device | str) -> Tree:
+        tiles = visited(ends)
+        lists = [each for kind in (tiles, tiles.T) for each in _listed(kind)]
+        return cls(*(placed(torch.from_numpy(each.astype(np.int32)), device) for each in (ends, *lists)))
 
 
-def block_kinds(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which blocks of keys (columns) each block of queries (rows) sees in part, and which as a whole."""
-    blocks = ends.reshape(-1, BLOCK)
-    first = np.arange(len(blocks)) * BLOCK
-    before = first[:, None] > first[None, :]
-    some = before & (blocks.max(axis=1)[None, :] > first[:, None])
-    full = before & (blocks.min(axis=1)[None, :] >= first[:, None] + BLOCK)
-    return (some & ~full) | np.eye(len(blocks), dtype=np.bool_), full
+def visited(ends: np.ndarray) -> np.ndarray:
+    """Which tiles (blocks of queries, blocks of keys) hold a pair that sees, told by their extremes; some that hold none may be among
+    them."""
+    length = len(ends)
+    first_rows, first_columns = np.arange(0, length, ROWS), np.arange(0, length, COLUMNS)
+    last_rows = np.minimum(first_rows + ROWS, length) - 1
+    furthest = np.maximum.reduceat(ends, first_columns)
+    seen: np.ndarray = (first_columns[None, :] <= last_rows[:, None]) & (furthest[None, :] > first_rows[:, None])
+    return seen
 
 
-def _listed(kind: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per row, how many and which, those first: FlexAttention's form of a sparse matrix."""
-    return kind.sum(axis=1).astype(np.int32), np.argsort(~kind, axis=1, kind="stable").astype(np.int32)
+def _listed(tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Per row, how many and which, those first."""
+    counts = tiles.sum(axis=1)
+    return counts, np.argsort(~tiles, axis=1, kind="stable")[:, : counts.max()]
 
 
-def tree_attention(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, mask: Any) -> Tensor:
+def tree_attention(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, tree: Tree) -> Tensor:
     """(1, heads, N, head_dim) each -> (1, N, heads, head_dim)."""
-    tokens = query.shape[2]
-    missing = mask.seq_lengths[0] - tokens
-    query, key, value = (F.pad(tensor, (0, 0, 0, missing)) for tensor in (query, key, value))
-    out: Tensor = _flex(query.is_cuda)(query, key, value, block_mask=mask, scale=scaling, enable_gqa=True)
-    return out[:, :, :tokens].transpose(1, 2)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    out: Tensor = _TreeAttention.apply(*(_side_by_side(each) for each in heads), tree, scale)  # type: ignore[no-untyped-call]
+    return out[None]
 
 
-# ------------------------------------------------------------------------------------------------ where it cannot be used
-
-_troubles: dict[Form, str] = {}
-"""By what was tried: why it cannot be used; empty: it can."""
-
-
-def troubles() -> list[str]:
-    return [trouble for trouble in _troubles.values() if trouble]
+def _side_by_side(x: Tensor) -> Tensor:
+    """(N, heads, head_dim) with the heads of a token in a row; tokens may lie apart."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, mask: Any) -> Tensor | None:
-    """As `tree_attention`, or None where that cannot be used: then the caller has another way to the same numbers. Warns once."""
-    form = (query.shape[1], key.shape[1], query.shape[3], query.dtype, query.device)
-    if form not in _troubles:
-        _note(form, _tried(form))
-    if _troubles[form]:
-        return None
-    try:
-        return tree_attention(query, key, value, scaling=scaling, mask=mask)
-    except Exception as error:  # a compiler may raise anything
-        _note(form, _named(error))
-        return None
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tree: Tree, scale: float) -> Tensor:
+        from ludus.models import tree_kernels
 
+        out, sums = tree_kernels.forward(query, key, value, tree, scale=scale)
+        ctx.save_for_backward(out, sums, query, key, value)
+        ctx.tree, ctx.scale = tree, scale
+        return out
 
-def _note(form: Form, trouble: str) -> None:
-    _troubles[form] = trouble
-    if trouble:
-        heads, key_heads, dim, dtype, device = form
-        what = f"{heads} heads of {dim} over {key_heads}, {str(dtype).removeprefix('torch.')}, {device}"
-        warnings.warn(
-            f"tree attention (FlexAttention) is not used ({what}): {trouble}. Attention sees every sequence whole instead: the same "
-            "numbers, but what sequences have in common is attended to once for each",
-            stacklevel=3,
-        )
+    @staticmethod
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        from ludus.models import tree_kernels
 
-
-def _tried(form: Form) -> str:
-    """What is wrong with values or gradients of a small trie; empty: nothing."""
-    try:
-        with torch.enable_grad():
-            gap = _gap(form)
-    except Exception as error:
-        return _named(error)
-    return "" if gap <= TOLERANCE else f"its numbers are wrong by {gap:.2g}, at most {TOLERANCE:g} expected"
-
-
-def _named(error: Exception) -> str:
-    """Memory that ran out and devices that are lost are not its fault."""
-    if is_out_of_memory(error) or is_lost(error):
-        raise error
-    return describe(error)
-
-
-def _gap(form: Form) -> float:
-    """The greatest difference to plain attention in float32, relative to the greatest number, of output and gradients."""
-    heads, key_heads, dim, dtype, device = form
-    tokens = 2 * BLOCK + 40
-    ends = np.full(tokens, tokens)
-    ends[BLOCK + 10 : BLOCK + 70] = BLOCK + 70  # a branch that those behind it do not see
-    generator = torch.Generator(device).manual_seed(0)
-    given = [
-        torch.randn((1, each, tokens, dim), device=device, generator=generator).to(dtype)
-        for each in (heads, key_heads, key_heads)
-    ]
-    at, whole = torch.arange(tokens, device=device), torch.from_numpy(ends).to(device)
-    seen = (at[None, :] <= at[:, None]) & (at[:, None] < whole[None, :])
-
-    def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        grouped = heads != key_heads
-        return F.scaled_dot_product_attention(
-            query.float(), key.float(), value.float(), attn_mask=seen, enable_gqa=grouped
-        ).transpose(1, 2)
-
-    def tree(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return tree_attention(query, key, value, scaling=None, mask=tree_mask(ends, device=device))
-
-    found = []
-    for way in (plain, tree):
-        leaves = [tensor.clone().requires_grad_() for tensor in given]
-        out = way(*leaves)
-        out.float().square().sum().backward()  # type: ignore[no-untyped-call]
-        found.append([out.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)])
-    gaps = [(got - right).abs().max() / right.abs().max() for right, got in zip(*found, strict=True)]
-    return float(torch.stack([gap.float() for gap in gaps]).max())
-
-
-@cache
-def _flex(compiled: bool) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    # Uncompiled it would make all N x N scores. Every microbatch has another length: without dynamic shapes each would be compiled anew.
-    return torch.compile(flex_attention, dynamic=True) if compiled else flex_attention
+        out, sums, query, key, value = ctx.saved_tensors
+        found = tree_kernels.backward(by_out, out, sums, query, key, value, ctx.tree, scale=ctx.scale)
+        return *found, None, None

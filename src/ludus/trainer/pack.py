@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,36 @@ def row_ids(sequence: Sequence) -> np.ndarray:
 
 
 def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
-    """Indices per microbatch of rows in lexical order, each filled until the next row's own tokens would exceed the budget.
+    """Indices per microbatch of rows in lexical order: as few microbatches as the budget allows, the largest as small as it can be then,
+    so that no device is kept busy by a few tokens that were left over.
 
     A row above the budget gets a microbatch of its own; one of length 0, none.
     """
+    order = sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (_lexical(rows[i]), i))
+    lengths = [len(rows[i]) for i in order]
+    shared = [0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))][: len(order)]
+    best = _filled(lengths, shared, budget=budget)
+    low, high = 0, budget  # `high` is known to do
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = _filled(lengths, shared, budget=middle)
+        if len(found) == len(best):
+            best, high = found, middle
+        else:
+            low = middle
+    return [[order[place] for place in places] for places in best]
+
+
+def _filled(lengths: Seq[int], shared: Seq[int], *, budget: int) -> list[list[int]]:
+    """Rows in their order, each microbatch filled until the next row's own tokens would exceed the budget."""
     bins: list[list[int]] = []
     room = 0
-    for index in sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (_lexical(rows[i]), i)):
-        shared = common_prefix(rows[bins[-1][-1]], rows[index]) if bins else 0
-        if not bins or len(rows[index]) - shared > room:
+    for place, (length, common) in enumerate(zip(lengths, shared, strict=True)):
+        if not bins or length - common > room:
             bins.append([])
-            room, shared = budget, 0
-        bins[-1].append(index)
-        room -= len(rows[index]) - shared
+            room, common = budget, 0
+        bins[-1].append(place)
+        room -= length - common
     return bins
 
 

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.models.lean import join
 from ludus.models.transfer import placed
 from ludus.trainer.archer import Archer
 from ludus.trainer.budget import Budget, OnEvent, naming_shortage
@@ -93,6 +94,8 @@ class Trainer:
             self._optimizer = make_optimizer(
                 self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
             )
+        if not config.compile:
+            join(model)
         self._budget = Budget(config.microbatch_tokens, device=model.device, on_event=on_event)
         if config.checkpoint_activations:
             checkpoint_layers(model)

@@ -1,0 +1,293 @@
+"""Triton kernels of attention over a trie of tokens, forward and backward. Promise: key k is read by the queries q with k <= q < ends[k],
+and by no other; tiles of ROWS queries and COLUMNS keys that are in no list are never touched.
+
+Imported on CUDA devices only. Everything is (tokens, heads, head dim), query heads in groups that share keys and values. Sums of
+exponentials are kept as logarithms to the base 2, by head and token.
+"""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# A kernel's arguments are pointers and constants of Triton's own language, which Python's types cannot say.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ludus.models.tree_attention import COLUMNS, ROWS, Tree
+
+LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _block(start, at, token_stride, head, dim, tokens, DIM: tl.constexpr):
+    """Tokens `at` of one head, zeros beyond the last."""
+    inside = (at[:, None] < tokens) & (dim[None, :] < DIM)
+    return tl.load(start + at[:, None] * token_stride + head * DIM + dim[None, :], mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(start, at, token_stride, head, dim, tokens, value, DIM: tl.constexpr):
+    inside = (at[:, None] < tokens) & (dim[None, :] < DIM)
+    place = start + at[:, None] * token_stride + head * DIM + dim[None, :]
+    tl.store(place, value.to(start.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _seen(row, column, ends, tokens):
+    end = tl.load(ends + column, mask=column < tokens, other=0)
+    return (column[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
+
+
+@triton.jit
+def _forward(
+    out,
+    sums,
+    query,
+    key,
+    value,
+    ends,
+    counts,
+    lists,
+    tokens,
+    longest,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    block, head = tl.program_id(0), tl.program_id(1)
+    row, dim = block * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM_P)
+    q = _block(query, row, query_stride, head, dim, tokens, DIM)
+    highest = tl.full([ROWS], -float("inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    summed = tl.zeros([ROWS, DIM_P], tl.float32)
+    for number in range(0, tl.load(counts + block)):
+        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        scores = tl.where(_seen(row, column, ends, tokens), scores, -float("inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        base = tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen nothing yet
+        shrink = tl.exp2(highest - base)
+        weights = tl.exp2(scores - base[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        highest = higher
+    _store(out, row, HEADS * DIM, head, dim, tokens, summed / total[:, None], DIM)
+    tl.store(sums + head * tokens + row, highest + tl.log2(total), mask=row < tokens)
+
+
+@triton.jit
+def _of_queries(
+    of_query,
+    deltas,
+    by_out,
+    out,
+    sums,
+    query,
+    key,
+    value,
+    ends,
+    counts,
+    lists,
+    tokens,
+    longest,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    block, head = tl.program_id(0), tl.program_id(1)
+    row, dim = block * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM_P)
+    q = _block(query, row, query_stride, head, dim, tokens, DIM)
+    slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
+    delta = tl.sum(slope.to(tl.float32) * _block(out, row, HEADS * DIM, head, dim, tokens, DIM).to(tl.float32), 1)
+    tl.store(deltas + head * tokens + row, delta, mask=row < tokens)
+    total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
+    summed = tl.zeros([ROWS, DIM_P], tl.float32)
+    for number in range(0, tl.load(counts + block)):
+        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
+        by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
+        by_scores = weights * (by_weights - delta[:, None])
+        summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
+    _store(of_query, row, HEADS * DIM, head, dim, tokens, summed * (scale / 1.4426950408889634), DIM)
+
+
+@triton.jit
+def _of_keys(
+    of_key,
+    of_value,
+    deltas,
+    by_out,
+    sums,
+    query,
+    key,
+    value,
+    ends,
+    counts,
+    lists,
+    tokens,
+    longest,
+    scale,
+    query_stride,
+    key_stride,
+    value_stride,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_P: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    PART: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Of one head of keys and values, from all the query heads that read it, PART queries at a time."""
+    block, shared = tl.program_id(0), tl.program_id(1)
+    column, dim = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, DIM_P)
+    k = _block(key, column, key_stride, shared, dim, tokens, DIM)
+    v = _block(value, column, value_stride, shared, dim, tokens, DIM)
+    of_k = tl.zeros([COLUMNS, DIM_P], tl.float32)
+    of_v = tl.zeros([COLUMNS, DIM_P], tl.float32)
+    parts = ROWS // PART
+    for number in range(0, tl.load(counts + block) * parts * GROUP):
+        head, part = shared * GROUP + number % GROUP, number // GROUP
+        first = tl.load(lists + block * longest + part // parts) * ROWS + part % parts * PART
+        row = first + tl.arange(0, PART)
+        q = _block(query, row, query_stride, head, dim, tokens, DIM)
+        slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
+        total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
+        delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
+        of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
+        by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
+        by_scores = weights * (by_weights - delta[:, None])
+        of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
+    _store(of_key, column, HEADS // GROUP * DIM, shared, dim, tokens, of_k * (scale / 1.4426950408889634), DIM)
+    _store(of_value, column, HEADS // GROUP * DIM, shared, dim, tokens, of_v, DIM)
+
+
+def forward(query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: float) -> tuple[Tensor, Tensor]:
+    """What each token has found, and the logarithm of its sum of exponentials. Heads of a token lie side by side."""
+    tokens, heads, dim = query.shape
+    out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
+    sums = torch.empty((heads, tokens), dtype=torch.float32, device=query.device)
+    _forward[(len(tree.row_counts), heads)](
+        out,
+        sums,
+        query,
+        key,
+        value,
+        tree.ends,
+        tree.row_counts,
+        tree.row_lists,
+        tokens,
+        tree.row_lists.shape[1],
+        scale * LOG2_E,
+        *_strides(query, key, value),
+        **_sizes(query, key),
+    )
+    return out, sums
+
+
+def backward(
+    by_out: Tensor, out: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, heads, _ = query.shape
+    of_query, of_key, of_value = (
+        torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
+    )
+    deltas, by_out = torch.empty_like(sums), by_out.contiguous()
+    _of_queries[(len(tree.row_counts), heads)](
+        of_query,
+        deltas,
+        by_out,
+        out,
+        sums,
+        query,
+        key,
+        value,
+        tree.ends,
+        tree.row_counts,
+        tree.row_lists,
+        tokens,
+        tree.row_lists.shape[1],
+        scale * LOG2_E,
+        *_strides(query, key, value),
+        **_sizes(query, key),
+    )
+    _of_keys[(len(tree.column_counts), key.shape[1])](
+        of_key,
+        of_value,
+        deltas,
+        by_out,
+        sums,
+        query,
+        key,
+        value,
+        tree.ends,
+        tree.column_counts,
+        tree.column_lists,
+        tokens,
+        tree.column_lists.shape[1],
+        scale * LOG2_E,
+        *_strides(query, key, value),
+        PART=ROWS if query.shape[2] <= 64 else ROWS // 2,  # what it holds of keys takes half of the shared memory
+        **_sizes(query, key),
+    )
+    return of_query, of_key, of_value
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    for each in tensors:
+        assert each.stride()[1:] == (each.shape[2], 1), "heads of a token lie side by side"
+    return [each.stride(0) for each in tensors]
+
+
+def _sizes(query: Tensor, key: Tensor) -> dict[str, Any]:
+    _, heads, dim = query.shape
+    padded = max(16, triton.next_power_of_2(dim))
+    return {
+        "HEADS": heads,
+        "GROUP": heads // key.shape[1],
+        "DIM": dim,
+        "DIM_P": padded,
+        "ROWS": ROWS,
+        "COLUMNS": COLUMNS,
+        "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
+        "num_warps": 8,
+        "num_stages": 2 if _shared_memory(query.device) >= 200_000 else 1,
+    }
+
+
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Of one program, in bytes: 228 KB on a data centre's GPU, 99 KB on others."""
+    if device.type != "cuda":
+        return 0
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)

@@ -104,7 +104,7 @@ class PipelineConfig(Section):
     max_staleness: int = Field(default=1, ge=0)
     """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
-    """Mean logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.1 in bfloat16."""
+    """Mean logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.25 in bfloat16."""
 
     @property
     def slots(self) -> int:

@@ -51,20 +51,19 @@ def test_a_version_can_be_published_again(channel):
     assert torch.equal(channel.fetch(1)["embed"], make_tensors(1)["embed"])
 
 
-def test_a_flipped_bit_in_memory_is_noticed():
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda tensor: tensor.view(torch.int32)[3, 2].bitwise_xor_(1), "tensor 'embed' of version 1 is not"),
+        (lambda tensor: tensor.copy_(tensor.flip(1)), "of version 1 is not what was published"),
+        (lambda tensor: tensor.copy_(tensor.flip(0)), "of version 1 is not what was published"),
+    ],
+)
+def test_what_writes_to_a_version_in_memory_is_noticed(change, named):
     channel = MemoryChannel()
     channel.publish(1, make_tensors())
-    channel.fetch(1)["embed"].view(torch.int32)[3, 2] ^= 1
-    with pytest.raises(EngineFailed, match=r"tensor 'embed' of version 1 is float32\[7, 5\] checksum .* published was"):
-        channel.fetch(1)
-
-
-def test_a_missing_tensor_in_memory_is_noticed():
-    channel = MemoryChannel()
-    channel.publish(1, make_tensors())
-    tensors, prints = channel._versions[1]
-    channel._versions[1] = ({name: tensors[name] for name in ("embed", "count")}, prints)
-    with pytest.raises(EngineFailed, match=r"missing \['norm'\]"):
+    change(channel.fetch(1)["embed"])
+    with pytest.raises(EngineFailed, match=named):
         channel.fetch(1)
 
 

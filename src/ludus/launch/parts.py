@@ -78,7 +78,7 @@ class Parts(Stage):
 
     @property
     def probe_tolerance(self) -> float:
-        return self.config.pipeline.probe_tolerance or (1e-3 if self.dtype == torch.float32 else 0.1)
+        return self.config.pipeline.probe_tolerance or (1e-3 if self.dtype == torch.float32 else 0.25)
 
 
 async def make_stage(config: RunConfig, *, folder: Path, split: str = "train") -> Stage:

@@ -247,8 +247,9 @@ class _SiluTimes(torch.autograd.Function):
     def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         from ludus.models import lean_kernels
 
-        found = tuple(torch.empty_like(each) for each in ctx.saved_tensors)
-        lean_kernels.silu_times_backward(by_out, *_gate_and_up(ctx.saved_tensors), into=_gate_and_up(found))
+        given = ctx.saved_tensors
+        found = tuple(torch.empty_like(each) for each in given)
+        lean_kernels.silu_times_backward(by_out, *_gate_and_up(given), into=_gate_and_up(found))
         return found
 
 

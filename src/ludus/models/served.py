@@ -65,7 +65,7 @@ def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, rep
 
 
 def _gap(model: PreTrainedModel, ids: Tensor, expected: Tensor, *, replay: Replay) -> float:
-    return float((replay(model, ids) - expected).abs().max() / expected.abs().max().clamp(min=1e-6))
+    return float((replay(model, ids) - expected).abs().mean() / expected.abs().mean().clamp(min=1e-6))
 
 
 def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:

@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -24,19 +26,20 @@ def plain(hidden, weight, bias, targets, *, temperature):
     return table.gather(1, targets[:, None])[:, 0], -(table.exp() * table).sum(-1)
 
 
-def pieces(hidden, weight, bias, targets, *, temperature):
-    return logprobs_in_pieces(hidden, weight, bias, targets, temperature=temperature, rows=ROWS)
+def pieces(hidden, weight, bias, targets, *, temperature, kept=0):
+    return logprobs_in_pieces(hidden, weight, bias, targets, temperature=temperature, rows=ROWS, kept=kept)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("parts", ["logprobs", "entropies", "both"])
-def test_pieces_give_the_values_and_gradients_of_the_whole(temperature, bias, parts):
+@pytest.mark.parametrize("kept", [0, TOKENS])
+def test_pieces_give_the_values_and_gradients_of_the_whole(temperature, bias, parts, kept):
     inputs, targets = make_head(bias=bias)
     given = [*inputs, None][:3]
     slopes = torch.linspace(-1, 2, TOKENS)
     results = []
-    for form in (plain, pieces):
+    for form in (plain, partial(pieces, kept=kept)):
         logprobs, entropies = form(*given, targets, temperature=temperature)
         total = (logprobs * slopes).sum() * (parts != "entropies") + (entropies * slopes.flip(0)).sum() * (
             parts != "logprobs"

@@ -165,17 +165,17 @@ def _of_keys(
     PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Of one head of keys and values, from all the query heads that read it, PART queries at a time."""
-    block, shared = tl.program_id(0), tl.program_id(1)
+    """From one query head, PART queries at a time. Heads that read the same keys have programs of their own: those of a common beginning
+    have by far the most to do, and are few."""
+    block, head = tl.program_id(0), tl.program_id(1)
     column, dim = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, DIM_P)
-    k = _block(key, column, key_stride, shared, dim, tokens, DIM)
-    v = _block(value, column, value_stride, shared, dim, tokens, DIM)
+    k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+    v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
     of_k = tl.zeros([COLUMNS, DIM_P], tl.float32)
     of_v = tl.zeros([COLUMNS, DIM_P], tl.float32)
     parts = ROWS // PART
-    for number in range(0, tl.load(counts + block) * parts * GROUP):
-        head, part = shared * GROUP + number % GROUP, number // GROUP
-        first = tl.load(lists + block * longest + part // parts) * ROWS + part % parts * PART
+    for number in range(0, tl.load(counts + block) * parts):
+        first = tl.load(lists + block * longest + number // parts) * ROWS + number % parts * PART
         row = first + tl.arange(0, PART)
         q = _block(query, row, query_stride, head, dim, tokens, DIM)
         slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
@@ -187,8 +187,8 @@ def _of_keys(
         by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
         by_scores = weights * (by_weights - delta[:, None])
         of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
-    _store(of_key, column, HEADS // GROUP * DIM, shared, dim, tokens, of_k * (scale / 1.4426950408889634), DIM)
-    _store(of_value, column, HEADS // GROUP * DIM, shared, dim, tokens, of_v, DIM)
+    _store(of_key, column, HEADS * DIM, head, dim, tokens, of_k * (scale / 1.4426950408889634), DIM)
+    _store(of_value, column, HEADS * DIM, head, dim, tokens, of_v, DIM)
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: float) -> tuple[Tensor, Tensor]:
@@ -217,10 +217,10 @@ def forward(query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: flo
 def backward(
     by_out: Tensor, out: Tensor, sums: Tensor, query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    tokens, heads, _ = query.shape
-    of_query, of_key, of_value = (
-        torch.empty(each.shape, dtype=each.dtype, device=each.device) for each in (query, key, value)
-    )
+    tokens, heads, dim = query.shape
+    of_query = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
+    # by query head, to be summed
+    by_head = torch.empty((2, tokens, heads, dim), dtype=torch.float32, device=query.device)
     deltas, by_out = torch.empty_like(sums), by_out.contiguous()
     _of_queries[(len(tree.row_counts), heads)](
         of_query,
@@ -240,9 +240,8 @@ def backward(
         *_strides(query, key, value),
         **_sizes(query, key),
     )
-    _of_keys[(len(tree.column_counts), key.shape[1])](
-        of_key,
-        of_value,
+    _of_keys[(len(tree.column_counts), heads)](
+        *by_head,
         deltas,
         by_out,
         sums,
@@ -259,6 +258,7 @@ def backward(
         PART=ROWS if query.shape[2] <= 64 else ROWS // 2,  # what it holds of keys takes half of the shared memory
         **_sizes(query, key),
     )
+    of_key, of_value = by_head.view(2, tokens, key.shape[1], -1, dim).sum(3).to(key.dtype)
     return of_query, of_key, of_value
 
 

@@ -19,7 +19,9 @@ from ludus.trainer.pack import Microbatch
 MAX_LOGITS = 1 << 25
 """Logits held at once on a CPU: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 GPU_SHARE = 64
-"""On a GPU, whose products want more rows, they take so much of its memory: of 140 GiB 2.2, 7,700 tokens of that vocabulary."""
+"""On a GPU, whose products want more rows, they take a 64th of its memory: of 140 GiB 2.2, 7,700 tokens of that vocabulary."""
+KEPT = 4
+"""Pieces of that size that may stay there until the backward pass, which else computes them again."""
 
 
 def sampled_logprobs(
@@ -38,7 +40,13 @@ def sampled_logprobs(
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
     head: Any = model.get_output_embeddings()
     logprobs, entropies = logprobs_in_pieces(
-        hidden, head.weight, head.bias, microbatch.targets, temperature=temperature, rows=rows
+        hidden,
+        head.weight,
+        head.bias,
+        microbatch.targets,
+        temperature=temperature,
+        rows=rows,
+        kept=KEPT * rows if hidden.is_cuda and max_logits is None else 0,
     )
     return logprobs, entropies if entropy_gradient else entropies.detach()
 

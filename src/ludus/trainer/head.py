@@ -1,5 +1,5 @@
 """From hidden states to logprobs and entropies, piece by piece. Promise: the logits of one piece exist at a time, forward and backward,
-and none is kept: a backward pass computes them again.
+and a backward pass computes them again, unless there is room to keep them all.
 
     logits = hidden W^T + b     z = logits / temperature     logprob = z[target] - lse(z)     entropy = lse(z) - sum softmax(z) z
 """
@@ -13,24 +13,40 @@ from torch import Tensor
 
 
 def logprobs_in_pieces(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *, temperature: float, rows: int
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    temperature: float,
+    rows: int,
+    kept: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """hidden (M, width), weight (vocabulary, width), targets (M,): logprobs and entropies, (M,) each, in float32, both with gradient.
-    At most `rows` of them have their logits at once, in pieces of the same size."""
+    At most `rows` of them have their logits at once, in pieces of the same size; of `kept` at most they stay until the backward pass."""
     rows = -(-len(hidden) // max(1, -(-len(hidden) // rows)))
-    found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows)  # type: ignore[no-untyped-call]
+    keeps = len(hidden) <= kept and torch.is_grad_enabled()
+    found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows, keeps)  # type: ignore[no-untyped-call]
     return found
 
 
 class _Pieces(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, rows: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        rows: int,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor]:
-        found = [
-            _statistics(_logits(part, weight, bias), own, temperature)
-            for part, own in zip(hidden.split(rows), targets.split(rows), strict=True)
-        ]
+        found, ctx.kept = [], []
+        for part, own in zip(hidden.split(rows), targets.split(rows), strict=True):
+            logits = _logits(part, weight, bias)
+            found.append(_statistics(logits, own, temperature))
+            ctx.kept += [logits] if keeps else []
         logprobs, sums, entropies = (torch.cat(each) for each in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, bias, targets, sums, entropies)
         ctx.temperature, ctx.rows = temperature, rows
@@ -47,10 +63,11 @@ class _Pieces(torch.autograd.Function):
         # a frozen head, as LoRA leaves it, costs nothing
         of_weight = torch.zeros_like(weight) if wants_weight else None
         of_bias = torch.zeros_like(bias) if wants_bias else None
+        kept, ctx.kept = ctx.kept, []  # each is overwritten with its gradient: there is no second time
         for first in range(0, len(hidden), ctx.rows):
             own = slice(first, first + ctx.rows)
             gradient = _gradients(
-                _logits(hidden[own], weight, bias),
+                kept.pop(0) if kept else _logits(hidden[own], weight, bias),
                 targets[own],
                 sums=sums[own],
                 entropies=entropies[own],
@@ -64,7 +81,8 @@ class _Pieces(torch.autograd.Function):
                 of_weight.addmm_(gradient.t(), hidden[own])
             if of_bias is not None:
                 of_bias += gradient.sum(dim=0)
-        return of_hidden, of_weight, of_bias, None, None, None
+            del gradient  # before the next piece's logits are there
+        return of_hidden, of_weight, of_bias, None, None, None, None
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -2,7 +2,8 @@
 
 A transcript holds one session's tokens. The model's words enter it as the ids that were sampled and are never tokenised again. Each new
 observation is rendered with the whole history, by the model's own template; where the new text extends the old text and the model's words
-exactly, only the difference is appended, else the history was rewritten (thinking stripped, tools changed) and a new sequence starts.
+exactly, only the difference is appended, else the history was rewritten (thinking stripped, tools changed) and a new sequence starts. What
+the template's syntax proves to be the same in both texts is left out of both (locality.py): that is most of the work of a turn.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class Transcript:
         self._history: list[Rendered] = []
         self._shaped: list[Rendered] = []  # the history, or the window of it, as the template takes it
         self._tools: list[dict[str, Any]] = []
-        self._prompt = ""  # the text of the last prompt, or of its window
+        self._prompt: str | None = ""  # the text of the last prompt, or of its window; None: see its tail
+        self._tail: str | None = None  # the same less what precedes the messages, where the template can be split there
         self._spoken: tuple[int, ...] = ()
         self._rows: list[_Row] = []
 
@@ -118,7 +120,7 @@ class Transcript:
         """The first prompt."""
         assert not self._rows, "a transcript serves one session: start() was called before"
         first = self._chat.beginning(messages, tools)
-        self._shape, self._prompt, self._tools = first._shape, first._prompt, first._tools
+        self._shape, self._prompt, self._tail, self._tools = first._shape, first._prompt, first._tail, first._tools
         self._history, self._shaped = first._history.copy(), first._shaped.copy()
         self._rows.append(_Row())
         self._rows[-1].add_context(first._rows[-1].prompt(), turn=0)
@@ -127,7 +129,6 @@ class Transcript:
     def begin(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
         self._offer(tools)
         self._hear(messages)
-        self._prompt = self._render()
         self._begin_row(turn=0)
 
     def speak(self, completion: Completion, *, turn: int) -> None:
@@ -139,19 +140,19 @@ class Transcript:
         """The next prompt. `tools` replaces the tools on offer, None keeps them."""
         if self._chat.template.local and len(self._shaped) > _WINDOW:
             self._shorten()
+        shown, offered = len(self._shaped), self._tools
         if tools is not None:
             self._offer(tools)
         words = self._chat.without_stop(self._spoken)
         said, closed = self._chat.text.decode_escaped(words), len(words) < len(self._spoken)
         self._add({"role": "assistant", "content": self._chat.without_glue(said, closed=closed)})
         self._hear(messages)
-        before, self._prompt = self._prompt + said, self._render()
-        added, turn = self._added(before, closed=closed), self._rows[-1].turn + 1
+        before, now = self._texts(shown, offered)
+        added, turn = self._added(before + said, now, closed=closed), self._rows[-1].turn + 1
         if added is not None:
             self._rows[-1].add_context(added, turn=turn)
         else:
             self._reshape(self._shape)  # the new row needs the whole history, not its window
-            self._prompt = self._render()
             self._begin_row(turn=turn)
         return self._rows[-1].prompt()
 
@@ -160,17 +161,33 @@ class Transcript:
         return tuple(row.sequence() for row in self._rows if row.num_trained)
 
     def _begin_row(self, *, turn: int) -> None:
+        text = self._render()
         self._rows.append(_Row())
-        self._rows[-1].add_context(self._chat.text.encode(self._prompt, begins=True), turn=turn)
+        self._rows[-1].add_context(self._chat.text.encode(text, begins=True), turn=turn)
 
-    def _added(self, before: str, *, closed: bool) -> list[int] | None:
+    def _texts(self, shown: int, offered: list[dict[str, Any]]) -> tuple[str, str]:
+        """The last prompt, of the first `shown` messages with the tools `offered`, and the new one; of both the tails where these differ
+        exactly as the prompts do."""
+        template = self._chat.template
+        if self._tail is not None and self._tools == offered:
+            try:
+                before, now = self._tail, template.render_tail(self._shaped)
+            except Refused:  # another shape may be taken, in which even the first message is another
+                now = None
+            if now is not None:
+                self._prompt, self._tail = None, now
+                return before, now
+        last = template.render(self._shaped[:shown], tools=offered) if self._prompt is None else self._prompt
+        return last, self._render()
+
+    def _added(self, before: str, now: str, *, closed: bool) -> list[int] | None:
         """What the new prompt adds to `before`: closing of the model's turn, observation, opening of the next. None: it does not extend it.
 
         A turn that the model closed itself is not closed twice.
         """
-        if not self._prompt.startswith(before):
+        if not now.startswith(before):
             return None
-        ids = self._chat.text.encode(self._prompt[len(before) :], begins=False)
+        ids = self._chat.text.encode(now[len(before) :], begins=False)
         if not closed or not self._chat.closes_turns:
             return ids
         return ids[1:] if ids and ids[0] in self._chat.stop_ids else None
@@ -188,10 +205,11 @@ class Transcript:
         """In a local template a message's text depends on its neighbours and the first message: two more prove the next extension."""
         window = [self._shaped[0], *self._shaped[-2:]]
         try:
-            self._prompt = self._chat.template.render(window, tools=self._tools)
+            tail = self._chat.template.render_tail(window)
+            prompt = self._chat.template.render(window, tools=self._tools) if tail is None else None
         except Refused:  # the whole history was taken, its window is not: go on with the whole
             return
-        self._shaped = window
+        self._shaped, self._prompt, self._tail = window, prompt, tail
 
     def _reshape(self, shape: Shape) -> None:
         self._shape, self._shaped = shape, shape.apply(self._history, opening=True)
@@ -201,8 +219,12 @@ class Transcript:
         self._shaped.append(message)
 
     def _render(self) -> str:
+        """The whole prompt; its tail is known from then on."""
+        template = self._chat.template
         try:
-            return self._chat.template.render(self._shaped, tools=self._tools)
+            self._prompt = template.render(self._shaped, tools=self._tools)
+            self._tail = template.render_tail(self._shaped)
+            return self._prompt
         except Refused as refusal:
             if self._shape != PLAINEST:  # an unusual order of roles: the plainest shape may still be taken
                 self._reshape(PLAINEST)

@@ -1,7 +1,8 @@
 """Whether a chat template is local: one message's text depends on its neighbours and the first message, not on the whole history.
 
 A local template lets a transcript prove that a prompt extends the last one by rendering a short window of the conversation, so a turn
-costs the same however long the session is. Promise: `is_local` says yes only where the template's own syntax proves it.
+costs the same however long the session is; and what stands before the messages, such as tools, need not be written again to prove it: a
+template's `tail` is the rest. Promise: `is_local` says yes, and `tail` gives one, only where the template's own syntax proves it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from jinja2 import Environment, TemplateError, nodes
 
 _LOCAL_LOOP = {"first", "last", "previtem", "nextitem"}
 _STATEFUL = {"cycler", "joiner", "self", "caller"}
+_OFFERED = {"tools", "documents"}
+_ONLY_WRITES = (nodes.Output, nodes.If, nodes.For)
+_LEAVES_SOMETHING = (nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.ExprStmt, nodes.Break, nodes.Continue)
 
 
 def is_local(source: str) -> bool:
@@ -27,6 +31,20 @@ def is_local(source: str) -> bool:
         return False
     outside = all(_holds(node, in_loop=False) for node in body if node is not loop)
     return outside and all(_holds(node, in_loop=True) for node in loop.body) and not _keeps_state(loop)
+
+
+def tail(template: nodes.Template) -> nodes.Template | None:
+    """A local template less what it only writes before its messages, which is the same text in every prompt with the same first message
+    and tools. None where the rest looks at the tools, or where writing could have an effect."""
+    start = next(index for index, node in enumerate(template.body) if _is_main_loop(node))
+    kept = [node for node in template.body[:start] if not _only_writes(node)]
+    rest = nodes.Template([*kept, *template.body[start:]], lineno=1).set_environment(template.environment)
+    sees_tools = any(name.name in _OFFERED for name in rest.find_all(nodes.Name))
+    return None if sees_tools or next(template.find_all(nodes.NSRef), None) else rest
+
+
+def _only_writes(node: nodes.Node) -> bool:
+    return isinstance(node, _ONLY_WRITES) and next(node.find_all(_LEAVES_SOMETHING), None) is None
 
 
 def _is_main_loop(node: nodes.Node) -> bool:

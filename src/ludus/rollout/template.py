@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import jinja2
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from ludus.errors import ConfigError, describe
-from ludus.rollout.locality import is_local
+from ludus.rollout.locality import is_local, tail
 
 Rendered = dict[str, Any]
 """A message as a template sees it, its strings escaped."""
@@ -24,6 +26,8 @@ _PROBE_TOOL = {
     "type": "function",
     "function": {"name": _WORDS[0], "description": _WORDS[1], "parameters": {"type": "object", "properties": {}}},
 }
+_DATE = "26 Jul 2024"
+"""Llama's templates write today's date unless told one: prompts must not change overnight."""
 
 
 class Refused(Exception):
@@ -68,6 +72,8 @@ class Template:
         self._tokenizer = tokenizer
         self.source = _source(tokenizer, path)
         self.local = is_local(self.source)
+        self._tail = _compiled_tail(self.source) if self.local else None
+        self._given = {**tokenizer.special_tokens_map, "add_generation_prompt": True, "date_string": _DATE}
         self.shape = self._calibrate_shape()
         self.glue, self.closing = self._calibrate_turn()
         self.renders_tools = self._carries([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])
@@ -81,12 +87,22 @@ class Template:
                 chat_template=self.source,
                 add_generation_prompt=True,
                 tokenize=False,
-                date_string="26 Jul 2024",  # Llama's templates write today's date unless told one: prompts must not change overnight
+                date_string=_DATE,
             )
         except Exception as error:  # a template is foreign code: it may fail in any way
             raise Refused(describe(error)) from error
         assert isinstance(text, str)
         return text
+
+    def render_tail(self, messages: Sequence[Rendered]) -> str | None:
+        """The same prompt without the text before its messages, which two prompts with one first message and the same tools share. None
+        where the template's syntax does not prove that. Raises Refused when the template does."""
+        if self._tail is None or not self.local:
+            return None
+        try:
+            return self._tail.render(self._given, messages=messages)
+        except Exception as error:
+            raise Refused(describe(error)) from error
 
     def _carries(
         self, roles: Sequence[tuple[str, int]], *, tools: list[dict[str, Any]] | None = None, words: Sequence[str] = ()
@@ -157,3 +173,14 @@ def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
         raise ConfigError(
             "this model's tokenizer has no chat template; give one as a Jinja file with model.chat_template, or use an instruct model"
         ) from None
+
+
+def _compiled_tail(source: str) -> jinja2.Template | None:
+    """Compiled in the sandbox in which transformers renders. `apply_chat_template` would copy every message first, because its callers put
+    rich objects there; ours are strings."""
+    compile = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compile is None:  # not a public name: without it every prompt is rendered whole
+        return None
+    sandbox: jinja2.Environment = compile(source).environment
+    rest = tail(sandbox.parse(source))
+    return rest and jinja2.Template.from_code(sandbox, sandbox.compile(rest), sandbox.make_globals(None))

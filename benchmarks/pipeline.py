@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "model": "tiny", "world": "fake", "latency_s": 0.03, "tail": 1.4, "groups": 4, "group_size": 8, "staleness": 2, "skip": 0,
     },
     "cuda": {
-        "model": "0.5b", "world": "textcraft", "latency_s": 0.2, "tail": 1.5, "groups": 16, "group_size": 8, "staleness": 3, "skip": 4,
+        "model": "0.5b", "world": "textcraft", "latency_s": 0.1, "tail": 1.5, "groups": 16, "group_size": 8, "staleness": 3, "skip": 4,
     },
 }  # fmt: skip
 """What a device is given to do unless the command line says otherwise."""

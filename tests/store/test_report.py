@@ -61,6 +61,12 @@ def test_the_report_names_before_and_after_and_links_plots_that_exist(config, nu
     assert all((folder.path / link).read_bytes().startswith(PNG) for link in linked)
 
 
+def test_a_run_that_was_evaluated_once_has_one_column_of_success(config):
+    text = write_report(write_run(config, num_steps=2)).read_text()
+    assert text.count("success at step 0") == 1
+    assert "| guess | 20.0% [10.0%, 30.0%] | 128 (64 tasks) | 3 |" in text
+
+
 def test_a_run_without_a_step_still_has_a_report(config):
     folder = write_run(config, num_steps=0, evaluated=())
     assert "No optimiser step" in write_report(folder).read_text()

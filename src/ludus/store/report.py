@@ -63,13 +63,14 @@ def _held_out(folder: RunFolder, evaluations: Mapping[str, Sequence[Line]]) -> s
     if not evaluations:
         return ""
     rows = []
+    steps = {line["step"] for lines in evaluations.values() for line in lines}
     for name, lines in evaluations.items():
-        first, last = lines[0], lines[-1]
-        unscored = sum(int(line.get("num_unscored", 0)) for line in (first, last))
-        n = f"{last.get('num_trajectories', '?')} ({last.get('num_tasks', '?')} tasks)"
-        rows.append((name, _rate(first), _rate(last), n, str(unscored)))
-    steps = [line["step"] for lines in evaluations.values() for line in lines]
-    heading = ("environment", f"success at step {min(steps)}", f"success at step {max(steps)}", "n", "unscored")
+        told = [lines[0], lines[-1]] if len(steps) > 1 else [lines[-1]]
+        unscored = sum(int(line.get("num_unscored", 0)) for line in told)
+        n = f"{told[-1].get('num_trajectories', '?')} ({told[-1].get('num_tasks', '?')} tasks)"
+        rows.append((name, *map(_rate, told), n, str(unscored)))
+    ends = sorted({min(steps), max(steps)})
+    heading = ("environment", *(f"success at step {step}" for step in ends), "n", "unscored")
     note = "Held-out tasks; 95 % intervals. Unscored sessions were ended by the world, not by the policy, and count for neither side."
     plots.draw(folder.plots / "held_out.png", [plots.held_out(evaluations)])
     return "\n\n".join(("## Held-out success", table(heading, rows), note, _image("held_out")))

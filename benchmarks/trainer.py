@@ -343,7 +343,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--shapes", nargs="+", choices=list(SHAPES), help="0.5b and 1.5b on a GPU, tiny on a CPU")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--cases", nargs="+", choices=CASES, help="all; `compiled` on a GPU only")
     parser.add_argument("--repeats", type=int, default=3)
     given = parser.parse_args()
     on_gpu = given.device == "cuda" or (given.device == "auto" and torch.cuda.is_available())
@@ -351,7 +351,7 @@ def main() -> None:
     torch.set_num_threads(torch.get_num_threads() if on_gpu else 1)
     peak = peak_flops(device)
     for shape in given.shapes or (["0.5b", "1.5b"] if on_gpu else ["tiny"]):
-        for name in given.cases:
+        for name in given.cases or [case for case in CASES if on_gpu or case != "compiled"]:
             try:
                 with fresh(device):
                     if name == "shared":

@@ -28,7 +28,7 @@ def test_every_case_gives_one_line_with_its_rate_and_its_mfu(bench, monkeypatch,
     monkeypatch.setattr(bench, "peak_flops", lambda device: 1e12)
     bench.main()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    expected = {"full", "peer", "lora", "eager", "checkpointed", "shared/unshared", "shared/spread"}
+    expected = {"full", "peer", "lora", "checkpointed", "shared/unshared", "shared/spread"}
     assert {line["case"].removeprefix("trainer/tiny/") for line in lines} == expected
     assert not [line for line in lines if "error" in line]
     assert all(0 < line["mfu"] < 1 and line["tokens_per_s"] > 0 for line in lines)

@@ -1,4 +1,5 @@
-"""Tokens per second of the embedded engine on one GPU, through its real interface, beside Transformers' `generate`.
+"""Tokens per second of the embedded engine on one GPU, through its real interface, beside Transformers' `generate` and, where it is
+installed, vLLM with the same prompts.
 
 Models have the shapes of Qwen2.5 and random weights, in bfloat16; every request samples at temperature 1 and returns logprobs.
 
@@ -13,6 +14,7 @@ import copy
 import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Coroutine, Sequence
 from typing import Any
@@ -89,6 +91,8 @@ async def prompts(shape: str, model: PreTrainedModel, *, sessions: int, repeats:
     if shape == "0.5b" and sessions <= 256:
         peer = sessions * NEW / theirs(model, sessions=sessions)
         case |= {"generate_tokens_per_s": round(peer), "ratio": round(case["ludus_tokens_per_s"] / peer, 2)}  # type: ignore[operator]
+    if (rate := vllm_tokens_per_s(model, sessions=sessions)) is not None:
+        case |= {"vllm_tokens_per_s": round(rate), "vllm_ratio": round(case["ludus_tokens_per_s"] / rate, 2)}  # type: ignore[operator]
     print(json.dumps(case), flush=True)
 
 
@@ -207,6 +211,31 @@ def theirs(model: PreTrainedModel, *, sessions: int) -> float:
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return times[-1]
+
+
+def vllm_tokens_per_s(model: PreTrainedModel, *, sessions: int) -> float | None:
+    """The second of two rounds, with logprobs; None where vLLM is not installed."""
+    try:
+        from vllm import LLM, SamplingParams
+    except ImportError:
+        return None
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=PROMPT + NEW,
+            max_num_seqs=sessions,
+            gpu_memory_utilization=0.5,
+        )
+        settings = SamplingParams(temperature=1.0, max_tokens=NEW, ignore_eos=True, logprobs=0, detokenize=False)
+        for round_ in range(2):
+            asked = [{"prompt_token_ids": words(random.Random(f"{round_}-{i}"), PROMPT)} for i in range(sessions)]
+            began = time.perf_counter()
+            answers = llm.generate(asked, settings, use_tqdm=False)
+            seconds = time.perf_counter() - began
+    return sum(len(answer.outputs[0].token_ids) for answer in answers) / seconds
 
 
 def run(*, shapes: Sequence[str] | None, counts: Sequence[int] | None, repeats: int) -> None:

@@ -137,12 +137,12 @@ def make_start(given: argparse.Namespace, folder: Path) -> str:
     """The model both sides start with. In the fake world an untrained one will do; elsewhere it must know how to end a turn."""
     if given.world == "fake":
         return str(given.model)
-    model = given.model if given.model != "0.5b" else make_shape(folder / "0.5b")
+    model = given.model if given.model != "0.5b" else make_shape(folder / "0.5b", device=given.device)
     config = run_config(given, folder, name="warm", model=model, latency_s=0.0, bound=0, seed=0)
     return str(asyncio.run(sft(config))["export"])
 
 
-def make_shape(folder: Path) -> str:
+def make_shape(folder: Path, *, device: str) -> str:
     """Qwen2.5-0.5B's shape with random weights, and a tokenizer made from textcraft, its vocabulary filled up with words nobody says."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
@@ -181,7 +181,9 @@ def make_shape(folder: Path) -> str:
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return str(save_model(folder, model=Qwen2ForCausalLM(shape).to(torch.bfloat16), tokenizer=tokenizer))
+    with torch.device(device):
+        model = Qwen2ForCausalLM(shape).to(torch.bfloat16)
+    return str(save_model(folder, model=model, tokenizer=tokenizer))
 
 
 # ------------------------------------------------------------------------------------------------ measuring

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any, cast, get_args
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
@@ -243,52 +244,55 @@ class _Row:
         self.turn = 0
         self.num_trained = 0
         self._ids: list[int] = []
-        self._sampled: list[bool] = []
-        self._logprobs: list[float] = []
-        self._versions: list[int] = []
-        self._turns: list[int] = []
+        self._pieces: list[
+            tuple[int, int, Completion | None]
+        ] = []  # where it begins, its turn, and what was sampled in it
 
     def prompt(self) -> list[int]:
         return self._ids.copy()
 
     def add_context(self, ids: Seq[int], *, turn: int) -> None:
-        self._add(ids, turn=turn, sampled=False, logprobs=[0.0] * len(ids), versions=[-1] * len(ids))
+        self._add(ids, turn=turn, completion=None)
 
     def add_sampled(self, completion: Completion, *, turn: int) -> None:
-        self._add(completion.ids, turn=turn, sampled=True, logprobs=completion.logprobs, versions=completion.versions)
-        if completion.ids:
+        num = len(completion.ids)
+        assert num == len(completion.logprobs) == len(completion.versions), (
+            "every token has one logprob and one version"
+        )
+        self._add(completion.ids, turn=turn, completion=completion)
+        if num:
             self.num_trained = len(self._ids)
 
     def sequence(self) -> Sequence:
         end = self.num_trained
-        return Sequence(
-            ids=frozen_array(self._ids[:end], "int32"),
-            sampled=frozen_array(self._sampled[:end], "bool"),
-            logprobs=frozen_array(self._logprobs[:end], "float32"),
-            versions=frozen_array(self._versions[:end], "int32"),
-            turns=frozen_array(self._turns[:end], "int32"),
-        )
+        sampled, logprobs = np.zeros(end, dtype="bool"), np.zeros(end, dtype="float32")
+        versions, turns = np.full(end, -1, dtype="int32"), np.zeros(end, dtype="int32")
+        for begin, turn, completion in self._pieces:
+            turns[begin:] = turn
+            if completion is not None and completion.ids:
+                place = slice(begin, begin + len(completion.ids))
+                sampled[place], logprobs[place], versions[place] = True, completion.logprobs, completion.versions
+        for array in (sampled, logprobs, versions, turns):
+            array.setflags(write=False)
+        ids = frozen_array(self._ids[:end], "int32")
+        return Sequence(ids=ids, sampled=sampled, logprobs=logprobs, versions=versions, turns=turns)
 
-    def _add(self, ids: Seq[int], *, turn: int, sampled: bool, logprobs: Seq[float], versions: Seq[int]) -> None:
-        assert len(ids) == len(logprobs) == len(versions), "every token has one logprob and one version"
+    def _add(self, ids: Seq[int], *, turn: int, completion: Completion | None) -> None:
         self.turn = turn
+        self._pieces.append((len(self._ids), turn, completion))
         self._ids += ids
-        self._sampled += [sampled] * len(ids)
-        self._logprobs += logprobs
-        self._versions += versions
-        self._turns += [turn] * len(ids)
 
 
 def _rendered(message: Message, chat: Chat) -> Rendered:
     escape = chat.text.escape
     if message.role == "assistant":  # an example that the environment gives
         return {"role": "assistant", "content": chat.write(Action(message.content, message.tool_calls))}
-    named = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return {
-        "role": message.role,
-        "content": escape(message.content),
-        **{key: escape(value) for key, value in named.items() if value},
-    }
+    rendered = {"role": message.role, "content": escape(message.content)}
+    if message.name:
+        rendered["name"] = escape(message.name)
+    if message.tool_call_id:
+        rendered["tool_call_id"] = escape(message.tool_call_id)
+    return rendered
 
 
 def _escape_all(value: Any, text: Text) -> Any:

@@ -14,7 +14,7 @@ from ludus.controller.client import ClientSession
 from ludus.rollout import tool_calls
 from ludus.rollout.chat import Chat
 from ludus.rollout.speaker import Speaker, TextSpeaker, Words
-from ludus.types import Action, Message, Sampling, Sequence, Tool
+from ludus.types import Action, Message, Sampling, Sequence, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,8 @@ class History:
     def say(self, said: Action) -> None:
         place = len(self._messages)
         calls = tuple(
-            call if call.id else replace(call, id=f"call_{place}_{n}") for n, call in enumerate(said.tool_calls)
+            call if call.id else ToolCall(call.name, call.arguments, id=f"call_{place}_{n}")
+            for n, call in enumerate(said.tool_calls)
         )
         self._messages.append(Message("assistant", said.content, tool_calls=calls))
         self._unanswered = [call.id for call in calls]

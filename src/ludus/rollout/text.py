@@ -27,7 +27,12 @@ _ANCHOR = "a"
 _REMEMBERED = 4096
 """Stretches of text whose ids are kept: environments repeat themselves, and so does a template's own text."""
 _SHORT = 256
-"""Characters of a stretch worth remembering."""
+"""Characters of such a stretch at most."""
+_REMEMBERED_LONG = 256
+_LONG = 8192
+"""Fewer long ones: what a tool says to all attempts of a group, a system message with its tools."""
+_SPOKEN = 512
+"""Ids of something said at most that is kept decoded: it is read twice, and attempts at one task often say the same."""
 
 
 class Text:
@@ -52,6 +57,8 @@ class Text:
         self._backend = backend
         self._first, self._rest = _plain_backends(backend, control=self._control)
         self._remembered = lru_cache(_REMEMBERED)(self._plain_ids)
+        self._remembered_long = lru_cache(_REMEMBERED_LONG)(self._plain_ids)
+        self._heard = lru_cache(_REMEMBERED)(self._decode_both)
         self._anchor_ids = self._rest.encode(_ANCHOR, add_special_tokens=False).ids
         self._anchor_text = backend.decode(self._anchor_ids, skip_special_tokens=False)
 
@@ -83,17 +90,25 @@ class Text:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(text for text, _ in self._runs(ids))
+        return self._decoded(ids)[0]
 
     def decode_escaped(self, ids: Sequence[int]) -> str:
         """What the model said, ready for a template: control tokens that it sampled stay, text that only looks like one is escaped.
 
         Only whole look-alikes are escaped here: the template must recognise the model's markup (it may strip a <think> block).
         """
-        return "".join(
+        return self._decoded(ids)[1]
+
+    def _decoded(self, ids: Sequence[int]) -> tuple[str, str]:
+        return self._heard(tuple(ids)) if len(ids) <= _SPOKEN else self._decode_both(ids)
+
+    def _decode_both(self, ids: Sequence[int]) -> tuple[str, str]:
+        runs = list(self._runs(ids))
+        escaped = (
             text if control else self._control_pattern.sub(lambda match: self.escape(match[0]), text)
-            for text, control in self._runs(ids)
+            for text, control in runs
         )
+        return "".join(text for text, _ in runs), "".join(escaped)
 
     def _runs(self, ids: Sequence[int]) -> Iterator[tuple[str, bool]]:
         run: list[int] = []
@@ -115,7 +130,9 @@ class Text:
     def _encode_plain(self, text: str, *, begins: bool) -> Sequence[int]:
         if not text:
             return ()
-        return self._remembered(text, begins) if len(text) <= _SHORT else self._plain_ids(text, begins)
+        if len(text) <= _SHORT:
+            return self._remembered(text, begins)
+        return self._remembered_long(text, begins) if len(text) <= _LONG else self._plain_ids(text, begins)
 
     def _plain_ids(self, text: str, begins: bool) -> tuple[int, ...]:
         if _ESCAPE in text:

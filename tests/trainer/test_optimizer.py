@@ -11,12 +11,13 @@ def make_masters(dtype):
     return model, Masters(model, dtype=dtype)
 
 
-def test_gradients_are_summed_in_float32_and_those_of_the_model_are_freed():
+def test_gradients_are_summed_in_float32_and_are_there_once():
     model, masters = make_masters(BF16)
     for _ in range(300):
         model(torch.ones(1, 3, dtype=BF16)).sum().backward()
-        assert model.weight.grad is None
+    masters.take_gradients()
     (master,) = masters.parameters()
+    assert master.grad is model.weight.grad
     assert master.grad.tolist() == [[300.0] * 3] * 2, "in bfloat16, 256 + 1 is 256"
 
 
@@ -27,6 +28,7 @@ def test_small_updates_add_up_in_the_masters_and_reach_the_model_when_they_are_l
     unmoved = []
     for _ in range(300):
         model(torch.ones(1, 3, dtype=BF16)).sum().backward()
+        masters.take_gradients()
         optimizer.step()
         masters.copy_back()
         masters.forget_gradients()

@@ -21,9 +21,9 @@ class Named(Protocol):
 
 class Masters:
     """The weights of `model` that are trained, in float32, by name. In a float32 model they are its own parameters. In half precision
-    they are copies: the model computes in `dtype`, each of its gradients is added to that of its copy as soon as it is whole and then
-    freed, and `copy_back` rounds what the optimiser made of the copies into the model. A trained weight takes 18 bytes: 2 to compute
-    with, 4 for the copy, 4 for its gradient, 8 for AdamW's averages; no forward pass casts anything."""
+    they are copies: the model computes in `dtype`, its gradients are summed in float32 as soon as each is whole, and `copy_back` rounds
+    what the optimiser made of the copies into the model. A trained weight takes 18 bytes: 2 to compute with, 4 for the copy, 4 for its
+    gradient, 8 for AdamW's averages; no forward pass casts anything."""
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
         """`model` comes in float32 and leaves in `dtype`; buffers, such as rotary frequencies, stay as exact as they were."""
@@ -34,14 +34,19 @@ class Masters:
             self._named = {name: nn.Parameter(parameter.detach().float()) for name, parameter in trained.items()}
             self._halves = list(trained.values())
         cast_weights(model, dtype)
-        for half, master in zip(self._halves, self._named.values(), strict=False):
-            half.register_post_accumulate_grad_hook(_adding_to(master))
+        for half in self._halves:
+            half.grad_dtype = torch.float32
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         return self._named.items()
 
     def parameters(self) -> list[nn.Parameter]:
         return list(self._named.values())
+
+    def take_gradients(self) -> None:
+        """What backward passes left with the model is the masters' too."""
+        for half, master in zip(self._halves, self._named.values(), strict=False):
+            master.grad = half.grad
 
     def forget_gradients(self) -> None:
         for parameter in (*self._halves, *self._named.values()):
@@ -58,18 +63,6 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     """`model.to(dtype)` would round its buffers too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def _adding_to(master: nn.Parameter) -> Callable[[Tensor], None]:
-    def add(half: Tensor) -> None:
-        assert half.grad is not None
-        if master.grad is None:
-            master.grad = half.grad.float()
-        else:
-            master.grad += half.grad
-        half.grad = None
-
-    return add
 
 
 def make_optimizer(model: Named, *, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:

@@ -161,6 +161,7 @@ class Trainer:
                 loss.backward()
             total += loss.detach()
             pieces.append(diagnostics)
+        self._masters.take_gradients()
         return total, pieces
 
     def _forward(self, microbatch: Microbatch, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:

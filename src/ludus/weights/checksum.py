@@ -36,14 +36,15 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     return Fingerprint(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), int(checksum))
 
 
-WIDTH = 4096
-"""Elements of a row when a long vector is folded into a table."""
+ROW = 8192
+"""Bytes of a row when a long vector is folded into a table."""
 
 
 def sums(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a vector's bits, folded into rows of WIDTH: by row and by column, on its device. What changes or moves shows in one of them."""
-    table = flat.view(_INTEGERS[flat.element_size()]).view(-1, WIDTH)
-    return table.sum(dim=1, dtype=torch.int64), table.sum(dim=0, dtype=torch.int64)
+    """Of a vector's bits, folded into rows: by row and by column, on its device, in wrapping 64-bit integers, as which they are read too.
+    What changes or moves shows in one of them."""
+    table = flat.view(torch.int64).view(-1, ROW // 8)
+    return table.sum(dim=1), table.sum(dim=0)
 
 
 def _positions(sums: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ludus.errors import EngineFailed
-from ludus.weights.checksum import WIDTH, sums
+from ludus.weights.checksum import ROW, sums
 
 
 class MemoryChannel:
@@ -64,10 +64,13 @@ class _Buffer:
     @classmethod
     def of(cls, sources: Mapping[str, Tensor]) -> _Buffer:
         first, starts, count = next(iter(sources.values())), dict[str, int](), 0
+        width = ROW // first.element_size()
         for name, source in sources.items():
             starts[name] = count
-            count += -(-source.numel() // WIDTH) * WIDTH  # a row is of one tensor
-        whole = torch.zeros(count, dtype=first.dtype, device=first.device)
+            count += -(-source.numel() // width) * width  # a row is of one tensor
+        whole = torch.empty(
+            count, dtype=first.dtype, device=first.device
+        )  # what fills up the rows is checked, and never read
         places = {
             name: whole[starts[name] : starts[name] + prod(source.shape)].view(source.shape)
             for name, source in sources.items()
@@ -89,5 +92,6 @@ class _Buffer:
 
 
 def _rows_of(tensor: Tensor) -> range:
-    first = tensor.storage_offset() // WIDTH
-    return range(first, first + -(-tensor.numel() // WIDTH))
+    width = ROW // tensor.element_size()
+    first = tensor.storage_offset() // width
+    return range(first, first + -(-tensor.numel() // width))

@@ -106,10 +106,10 @@ class Machine:
     def advance(self, chunk: Chunk, planned: Pass, rng: random.Random) -> None:
         request = chunk.request
         before = list(request.ids)
-        drawn = [(rng.choice([7, 8, 9, 99]), -1.0) for _ in range(planned.steps) if chunk.samples]
-        for ahead, (token, _) in enumerate(drawn[:-1], start=1):
+        drawn = [rng.choice([7, 8, 9, 99]) for _ in range(planned.steps) if chunk.samples]
+        for ahead, token in enumerate(drawn[:-1], start=1):
             self.write(chunk.slot, chunk.end - 1 + ahead, (token, self.schedule.versions[request.policy]))
-        completion = self.schedule.advance(chunk, drawn=drawn)
+        completion = self.schedule.advance(chunk, drawn=(drawn, [-1.0] * len(drawn)))
         self.said.setdefault(request, []).extend(request.ids[len(before) :])
         if completion:
             self.done.append((request, completion))

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ludus.engines.plan import NOTHING
 from ludus.engines.schedule import MIN_SHARED, Chunk, Pass, Request, Schedule, common_prefix
 from ludus.errors import EngineFailed
 from ludus.types import Completion, Sampling
@@ -48,8 +49,8 @@ class Machine:
         for planned in plan.passes:
             for chunk in planned.chunks:
                 self.compute(chunk)
-                drawn = [(rng.randrange(100) if rng else 7, -1.0) for _ in range(planned.steps) if chunk.samples]
-                if completion := self.schedule.advance(chunk, drawn=drawn):
+                said = [rng.randrange(100) if rng else 7 for _ in range(planned.steps) if chunk.samples]
+                if completion := self.schedule.advance(chunk, drawn=(said, [-1.0] * len(said))):
                     self.done.append((chunk.request, completion))
 
     def compute(self, chunk: Chunk) -> None:
@@ -88,7 +89,7 @@ def test_prompts_share_the_prefill_budget_while_decoding_goes_on_in_every_step()
         (planned,) = schedule.plan().passes
         counts.append([chunk.count for chunk in planned.chunks])
         for chunk in planned.chunks:
-            schedule.advance(chunk, drawn=[(7, 0.0)] if chunk.samples else ())
+            schedule.advance(chunk, drawn=([7], [0.0]) if chunk.samples else NOTHING)
     assert counts == [[1, 8], [1, 8], [1, 4]]
 
 
@@ -319,8 +320,8 @@ def test_several_steps_at_a_time_say_the_same_and_stop_at_the_same_token(steps):
             assert planned.steps == 1 or all(chunk.count == 1 and chunk.samples for chunk in planned.chunks)
             for chunk in planned.chunks:
                 # the token at a place is the place's number, so the stop id comes to those that get as far as 9
-                drawn = [(chunk.end + n, -1.0) for n in range(planned.steps)] if chunk.samples else []
-                if completion := schedule.advance(chunk, drawn=drawn):
+                said = list(range(chunk.end, chunk.end + planned.steps)) if chunk.samples else []
+                if completion := schedule.advance(chunk, drawn=(said, [-1.0] * len(said))):
                     completions[chunk.request.session_id] = (completion.ids, completion.stop)
     assert completions == {
         "0": ((3, 4, 5, 6), "length"),

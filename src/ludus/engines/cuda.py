@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ludus.engines.graphs import Decoder, Piece, Prompter, Row
 from ludus.engines.noise import Noise
 from ludus.engines.pages import Pages, pages_within
-from ludus.engines.plan import Copy, Pass, Plan, Spill
+from ludus.engines.plan import Copy, Drawn, Pass, Plan, Spill
 from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
 from ludus.errors import ConfigError
@@ -89,8 +89,9 @@ class CudaPolicies(Policies):
         self.num_pages, self._pool = count, graph_pool()
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
         self._tables = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32, device=self.device)
-        scoring = torch.arange(1 + count, 1 + count + self._each, dtype=torch.int32, device=self.device)
-        self._tables[self._scoring] = scoring
+        self._tables_here = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32)
+        self._tables_here[self._scoring] = torch.arange(1 + count, 1 + count + self._each)
+        self._tables.copy_(self._tables_here)
         try:
             pages = 1 + count + self._each
             self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
@@ -135,9 +136,10 @@ class CudaPolicies(Policies):
             self.pages.copy(sources, targets)
 
     def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
-        rows = [[*pages, *[0] * (self._each - len(pages))] for pages in tables.values()]
-        slots = torch.tensor(list(tables), device=self.device)
-        self._tables[slots] = torch.tensor(rows, dtype=torch.int32).to(self.device)
+        here = self._tables_here.numpy()
+        for slot, pages in tables.items():
+            here[slot, : len(pages)], here[slot, len(pages) :] = pages, 0
+        self._tables.copy_(self._tables_here)
         for _, decoder in self._passes.values():
             decoder.moved = True
 
@@ -151,10 +153,10 @@ class CudaPolicies(Policies):
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
+    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
         prompter, decoder = self._passes_of(planned.policy)
-        origins = iter(noises)
         if planned.steps == 1:
+            origins = iter(noises)
             pieces = [
                 Piece(
                     slot=chunk.slot,
@@ -166,13 +168,12 @@ class CudaPolicies(Policies):
                 )
                 for chunk in planned.chunks
             ]
-            return [[pair] for pair in prompter.run(pieces)]
+            return [((token,), (logprob,)) for token, logprob in zip(*prompter.run(pieces), strict=True)]
         rows = [
-            Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, next(origins).origin)
-            for chunk in planned.chunks
+            Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, noise.origin)
+            for chunk, noise in zip(planned.chunks, noises, strict=True)
         ]
-        tokens, logprobs = decoder.run(rows, steps=planned.steps)
-        return [list(zip(*each, strict=True)) for each in zip(tokens, logprobs, strict=True)]
+        return list(zip(*decoder.run(rows, steps=planned.steps), strict=True))
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         prompter, _ = self._passes_of(policy)

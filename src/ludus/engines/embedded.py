@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 import threading
 import time
 import warnings
@@ -27,6 +28,7 @@ from ludus.config import EngineConfig
 from ludus.engines.drafts import Drafts
 from ludus.engines.engine import Capabilities
 from ludus.engines.noise import Noise
+from ludus.engines.plan import NOTHING
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
 from ludus.errors import EngineFailed, LudusError, border, describe
@@ -39,6 +41,9 @@ DECODE_STEPS = 8
 """Tokens drawn in a row on a GPU before the host looks: it would otherwise be what the device waits for."""
 GATHER_S, QUIET_S = 0.005, 0.001
 """How long a GPU's thread waits for the next turns of sequences that ended together, and how long when none comes."""
+SWITCH_S = 0.0002
+"""How long another thread may run Python on while a GPU's thread waits to launch its next kernels. A launch gives up the interpreter's
+lock, and by default Python hands it back after 5 ms: at a dozen launches a block that is several times what the block takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class EmbeddedEngine:
         num_slots = max(config.max_cached, config.max_running)
         decode_steps = DECODE_STEPS if on_gpu else 1
         if on_gpu:
+            sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
             from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
 
             self._policies: Policies = CudaPolicies(
@@ -321,18 +327,19 @@ class EmbeddedEngine:
 
     def _compute(self, planned: Pass) -> None:
         noises = [self._noise(chunk.request) for chunk in planned.chunks if chunk.samples]
-        drawn = iter(self._policies.run(planned, noises=noises))
+        results = iter(self._policies.run(planned, noises=noises))
         for chunk in planned.chunks:
             request = chunk.request
-            self._num_prefilled += max(0, min(chunk.end, request.num_prompt) - chunk.start)
-            pairs = next(drawn) if chunk.samples else []
-            if not all(math.isfinite(logprob) for _, logprob in pairs):
+            if chunk.start < request.num_prompt:
+                self._num_prefilled += min(chunk.end, request.num_prompt) - chunk.start
+            drawn = next(results) if chunk.samples else NOTHING
+            if not math.isfinite(sum(drawn[1])):
                 self._schedule.advance(chunk)
                 self._refuse(request)
                 continue
-            already = request.num_sampled
-            completion = self._schedule.advance(chunk, drawn=pairs)
-            self._num_sampled += request.num_sampled - already
+            already = len(request.logprobs)
+            completion = self._schedule.advance(chunk, drawn=drawn)
+            self._num_sampled += len(request.logprobs) - already
             if completion is not None:
                 self._num_ended += 1
                 self._settle(self._generations.pop(request), result=completion)

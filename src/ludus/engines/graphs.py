@@ -10,13 +10,14 @@ Graphs are captured for batches of a few sizes, when first needed; a batch is fi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ludus.engines.packed import Packed
 from ludus.models import kernels
 from ludus.models.paged_attention import Paged, PagedCache, blocks_of
 
@@ -30,6 +31,10 @@ class Row(NamedTuple):
     temperature: float
     origin: int
     """Of its noise, see engines/noise.py."""
+
+
+Columns = tuple[tuple[Any, ...], ...]
+"""The fields of many rows, each for all of them."""
 
 
 def bucket(num: int, *, most: int) -> int:
@@ -61,17 +66,19 @@ class Decoder:
         self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
         self._max_rows, self._max_steps = max_rows, max_steps
         self._rows = torch.arange(max_rows, device=device)
-        self._ids, self._positions, self._origins, self._slots = (
-            torch.zeros(max_rows, dtype=torch.int64, device=device) for _ in range(4)
-        )
-        self._temperatures = torch.ones(max_rows, dtype=torch.float32, device=device)
+        whole, real = ((max_rows,), torch.int64), ((max_rows,), torch.float32)
+        self._given = Packed(device, ids=whole, positions=whole, origins=whole, slots=whole, temperatures=real)
+        self._given.host["temperatures"][:] = 1.0
+        self._given.bring()
+        self._ids, self._positions, self._origins, self._slots, self._temperatures = self._given.device.values()
         self._tables = torch.zeros((max_rows, tables.shape[1]), dtype=torch.int32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        self._tokens = torch.zeros((max_steps, max_rows), dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros((max_steps, max_rows), dtype=torch.float32, device=device)
+        said = (max_steps, max_rows)
+        self._said = Packed(device, tokens=(said, torch.int64), logprobs=(said, torch.float32))
+        self._tokens, self._logprobs = self._said.device.values()
         self._constants = kernels.noise_constants(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._held: list[Row] = []
+        self._held: Columns | None = None
         """What the buffers hold: rows that just go on need no upload."""
         self.moved = False
         """Slots have other pages than at the last block."""
@@ -81,41 +88,36 @@ class Decoder:
         assert 0 < steps <= self._max_steps
         size = bucket(len(rows), most=self._max_rows)
         graph = self._graph(size)
-        self._upload(rows, size)
+        columns: Columns = tuple(zip(*rows, strict=True))
+        self._upload(columns, num=len(rows), size=size)
         self._step.zero_()
         for _ in range(steps):
             graph.replay()
-        tokens = self._tokens[:steps, : len(rows)].t().tolist()
-        logprobs = self._logprobs[:steps, : len(rows)].t().tolist()
-        self._held = [
-            Row(row.slot, said[-1], row.position + steps, row.temperature, row.origin)
-            for row, said in zip(rows, tokens, strict=True)
-        ]
-        return tokens, logprobs
+        self._said.fetch()
+        tokens, logprobs = (self._said.host[name][:steps, : len(rows)].T for name in ("tokens", "logprobs"))
+        slots, _, positions, temperatures, origins = columns
+        last, reached = tuple(tokens[:, -1].tolist()), tuple(position + steps for position in positions)
+        self._held = (slots, last, reached, temperatures, origins)
+        return tokens.tolist(), logprobs.tolist()
 
-    def _upload(self, rows: Sequence[Row], size: int) -> None:
+    def _upload(self, columns: Columns, *, num: int, size: int) -> None:
         moved, self.moved = self.moved, False
-        if self._held == list(rows):
-            if moved:
-                torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
-            return
-        fill = size - len(rows)
-        nobody = len(self._slot_tables) - 1
-        columns = [
-            [row.id for row in rows] + [0] * fill,
-            [row.position for row in rows] + [0] * fill,
-            [_signed(row.origin) for row in rows] + [0] * fill,
-            [row.slot for row in rows] + [nobody] * fill,
-        ]
-        uploaded = torch.tensor(columns).to(self._ids.device)
-        for buffer, column in zip((self._ids, self._positions, self._origins, self._slots), uploaded, strict=True):
-            buffer[:size] = column
-        self._temperatures[:size] = torch.tensor([row.temperature for row in rows] + [1.0] * fill).to(self._ids.device)
-        torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
+        goes_on = self._held == columns
+        if not goes_on:
+            given = self._given.host
+            given["slots"][num:size] = len(self._slot_tables) - 1  # nobody's
+            given["temperatures"][num:size] = 1.0
+            for name in ("ids", "positions", "origins"):
+                given[name][num:size] = 0
+            given["slots"][:num], given["ids"][:num], given["positions"][:num], given["temperatures"][:num], _ = columns
+            given["origins"][:num] = _signed(columns[-1])
+            self._given.bring()
+        if moved or not goes_on:
+            torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
-            self._held = []
+            self._held = None
             for buffer in (self._ids, self._positions, self._tables, self._step):
                 buffer.zero_()
             self._graphs[size] = captured(lambda: self._one_step(size), pool=self._pool)
@@ -162,25 +164,34 @@ class Prompter:
         self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
         # ids, positions and rows of tokens; then three columns of blocks; then slots, kept tokens and noise of pieces
         self._columns = torch.zeros((3, max_tokens), dtype=torch.int64, device=device)
-        self._blocks = torch.zeros((3, self._max_blocks), dtype=torch.int64, device=device)
-        self._each = torch.zeros((3, max_pieces), dtype=torch.int64, device=device)
-        self._temperatures = torch.ones(max_pieces, dtype=torch.float32, device=device)
+        self._given = Packed(
+            device,
+            blocks=((3, self._max_blocks), torch.int64),
+            each=((3, max_pieces), torch.int64),
+            temperatures=((max_pieces,), torch.float32),
+        )
+        self._given.host["temperatures"][:] = 1.0
+        self._given.bring()
+        self._blocks, self._each, self._temperatures = self._given.device.values()
         self._tables = torch.zeros((max_pieces, tables.shape[1]), dtype=torch.int32, device=device)
-        self._tokens = torch.zeros(max_pieces, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(max_pieces, dtype=torch.float32, device=device)
+        self._said = Packed(device, tokens=((max_pieces,), torch.int64), logprobs=((max_pieces,), torch.float32))
+        self._tokens, self._logprobs = self._said.device.values()
         self._constants = kernels.noise_constants(device)
         self._max_tokens = max_tokens
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def run(self, pieces: Sequence[Piece]) -> list[tuple[int, float]]:
-        """A token and its logprob for each piece that draws."""
+    def run(self, pieces: Sequence[Piece]) -> tuple[list[int], list[float]]:
+        """A token, and its logprob, for each piece that draws."""
         counts = [len(piece.ids) for piece in pieces]
         size = tokens_bucket(sum(counts), most=self._max_tokens)
         graph = self._graph(size)
         self._upload(pieces, counts, size)
         graph.replay()
         num = sum(piece.draws for piece in pieces)
-        return list(zip(self._tokens[:num].tolist(), self._logprobs[:num].tolist(), strict=True)) if num else []
+        if not num:
+            return [], []
+        self._said.fetch()
+        return self._said.host["tokens"][:num].tolist(), self._said.host["logprobs"][:num].tolist()
 
     def score(self, ids: Sequence[int], *, slot: int) -> Tensor:
         """Logits after every token of `ids`, which are read into `slot`; not captured."""
@@ -190,30 +201,28 @@ class Prompter:
         return self._forward(self._columns[0, :size], self._paged(size), None)
 
     def _upload(self, pieces: Sequence[Piece], counts: list[int], size: int) -> None:
-        fill = size - sum(counts)
-        nobody = len(self._slot_tables) - 1
-        spare = self._max_pieces - len(pieces)
-        # tokens that fill up the batch belong to a sequence of nobody's pages
-        rows = np.repeat(np.arange(len(counts)), counts)
-        starts = np.repeat([p.start for p in pieces], counts) - np.repeat(np.cumsum(counts) - counts, counts)
-        positions = np.arange(len(rows)) + starts
-        ids = np.fromiter((token for piece in pieces for token in piece.ids), dtype=np.int64, count=len(rows))
-        columns = np.stack([ids, positions, rows])
-        last = self._max_pieces - 1
-        filler = np.stack([np.zeros(fill, np.int64), np.zeros(fill, np.int64), np.full(fill, last)])
-        self._columns[:, :size] = torch.from_numpy(np.concatenate([columns, filler], axis=1)).to(self._columns.device)
+        num = sum(counts)
+        columns = np.zeros((3, size), np.int64)
+        ids, positions, rows = columns[:, :num]
+        ids[:] = np.fromiter(chain.from_iterable(piece.ids for piece in pieces), np.int64, count=num)
+        rows[:] = np.repeat(np.arange(len(counts)), counts)
+        firsts = np.cumsum(counts) - counts
+        positions[:] = np.arange(num) + np.repeat([piece.start for piece in pieces] - firsts, counts)
+        columns[2, num:] = self._max_pieces - 1  # tokens that fill up the batch belong to a sequence of nobody's pages
+        self._columns[:, :size].copy_(torch.from_numpy(columns))
         blocks = blocks_of(counts)
-        blocks += [(-1, 0, 0)] * (self._max_blocks - len(blocks))
-        self._blocks.copy_(torch.tensor(blocks).t())
+        given = self._given.host
+        given["blocks"][:, : len(blocks)] = np.array(blocks).T
+        given["blocks"][:, len(blocks) :] = ((-1,), (0,), (0,))
+        slots, keep, origins = given["each"]
+        slots[: len(pieces)], slots[len(pieces) :] = [piece.slot for piece in pieces], len(self._slot_tables) - 1
         drawing = [(end - 1, piece) for end, piece in zip(accumulate(counts), pieces, strict=True) if piece.draws]
-        rest = self._max_pieces - len(drawing)
-        each = [
-            [piece.slot for piece in pieces] + [nobody] * spare,
-            [row for row, _ in drawing] + [0] * rest,
-            [_signed(piece.origin) for _, piece in drawing] + [0] * rest,
-        ]
-        self._each.copy_(torch.tensor(each))
-        self._temperatures.copy_(torch.tensor([piece.temperature for _, piece in drawing] + [1.0] * rest))
+        drawn = len(drawing)
+        keep[:drawn], keep[drawn:] = [row for row, _ in drawing], 0
+        origins[:drawn], origins[drawn:] = _signed([piece.origin for _, piece in drawing]), 0
+        given["temperatures"][:drawn] = [piece.temperature for _, piece in drawing]
+        given["temperatures"][drawn:] = 1.0
+        self._given.bring()
         torch.index_select(self._slot_tables, 0, self._each[0], out=self._tables)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
@@ -269,5 +278,6 @@ def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _signed(origin: int) -> int:
-    return origin - 2**64 if origin >= 2**63 else origin
+def _signed(origins: Sequence[int]) -> np.ndarray:
+    """The same 64 bits; there is no unsigned tensor that kernels take."""
+    return np.array(origins, dtype=np.uint64).view(np.int64)

@@ -46,6 +46,10 @@ class Pages:
     def needed(self, tokens: int) -> int:
         return -(-tokens // self.tokens)
 
+    def holds(self, slot: int, tokens: int) -> bool:
+        """Whether `slot` has pages for so many tokens."""
+        return len(self._held[slot]) * self.tokens >= tokens
+
     def missing(self, slot: int, tokens: int) -> int:
         """Pages that `slot` lacks to hold so many tokens."""
         return max(0, self.needed(tokens) - len(self._held[slot]))
@@ -53,6 +57,8 @@ class Pages:
     def grow(self, slot: int, tokens: int) -> None:
         """Takes what is missing; whoever calls has seen that as much is free."""
         lacking = self.missing(slot, tokens)
+        if not lacking:
+            return
         assert lacking <= len(self._free), f"{lacking} pages wanted, {len(self._free)} free"
         taken = [self._free.pop() for _ in range(lacking)]
         self._held[slot] += taken
@@ -87,9 +93,10 @@ class Pages:
         return {slot: self.held(slot) for slot in sorted(changed)}
 
     def _take(self, slot: int, pages: list[int]) -> None:
+        if pages:
+            self._changed.add(slot)
         for page in pages:
             self._holders[page] += 1
-            self._changed.add(slot)
         if slot in self._running:
             self._count_runner(pages, by=1)
 
@@ -103,10 +110,12 @@ class Pages:
                 self._free.append(page)
 
     def _count_runner(self, pages: Iterable[int], *, by: int) -> None:
+        runners = self._runners
         for page in pages:
-            before = self._runners[page] > 0
-            self._runners[page] += by
-            self.num_pinned += (self._runners[page] > 0) - before
+            before = runners[page]
+            runners[page] = after = before + by
+            if not before or not after:
+                self.num_pinned += by
 
 
 def pages_within(budget: float, *, total_bytes: int, page_bytes: int, most: int) -> int:

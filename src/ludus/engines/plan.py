@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from ludus.types import CURRENT, Completion, Sampling
+
+Drawn = tuple[Sequence[int], Sequence[float]]
+"""Tokens drawn for one sequence, in order, and the logprob of each."""
+NOTHING: Drawn = ((), ())
 
 
 @dataclass(slots=True, eq=False)
@@ -23,9 +27,8 @@ class Slot:
     """Whose next turn this is kept for; None: the next that needs a slot may take it, and until then may copy from it."""
     busy: bool = False
     used: int = 0
-
-    def forget(self) -> None:
-        self.version, self.length, self.session_id = None, 0, None
+    keys: list[int] = field(default_factory=list)
+    """What it is listed under, see beginnings.py."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,11 +96,12 @@ class Spill:
     pages: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Chunk:
     """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them.
 
     `draft`: what will probably be drawn, computed behind them. As many tokens are drawn as it turns out right, and one.
+    Nobody changes it; it is not frozen because one is made for every sequence in every step, and freezing triples what that takes.
     """
 
     request: Request

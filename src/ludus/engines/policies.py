@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ludus.engines.noise import Noise
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Pass, Plan, Spill
+from ludus.engines.plan import Chunk, Drawn, Pass, Plan, Spill
 from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
@@ -85,7 +85,7 @@ class Policies:
     def clear(self, spill: Spill) -> None:
         self.cache.clear(spill.slot, count=spill.count)
 
-    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[list[tuple[int, float]]]:
+    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
         """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""
         assert planned.steps == 1, "several steps at a time need a graph"
         sampling = _sampling(planned)
@@ -173,10 +173,11 @@ def _drawn_rows(chunks: Sequence[Chunk]) -> list[int]:
     return rows
 
 
-def _as_drafted(draft: tuple[int, ...], drawn: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _as_drafted(draft: tuple[int, ...], drawn: list[tuple[int, float]]) -> Drawn:
     """The tokens before the draft's first error, and the one that was drawn in its place: what follows it saw another past."""
     right = next((i for i, token in enumerate(draft) if drawn[i][0] != token), len(draft))
-    return drawn[: right + 1]
+    tokens, logprobs = zip(*drawn[: right + 1], strict=True)
+    return tokens, logprobs
 
 
 def _some(names: Sequence[str]) -> str:

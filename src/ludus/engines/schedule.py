@@ -15,16 +15,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Literal
 
+from ludus.engines.beginnings import BLOCK, Beginnings
 from ludus.engines.drafts import LONGEST, Drafts
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Copy, Found, Pass, Plan, Request, Slot, Spill
+from ludus.engines.plan import NOTHING, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 
-MIN_SHARED = 16
+MIN_SHARED = BLOCK
 """Tokens of a prompt worth having from another slot; below, computing them is as cheap."""
+_INDEX, _SLOT = attrgetter("index"), attrgetter("slot")
 
 
 class Schedule:
@@ -48,6 +52,11 @@ class Schedule:
     ) -> None:
         assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
         self.slots = [Slot(index) for index in range(num_slots)]
+        self._unclaimed = list(range(num_slots))
+        """Idle slots that are kept for nobody, as a heap."""
+        self._kept: dict[str, list[Slot]] = {}
+        """By session, the slots that have its name."""
+        self._beginnings = Beginnings()
         self.slot_tokens = slot_tokens
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
@@ -89,8 +98,10 @@ class Schedule:
                 continue
             if not slot.busy:
                 self._forget(slot)
-            else:
-                slot.version = None if slot.length else version
+                continue
+            self._beginnings.cut(slot, 0)
+            slot.version = None if slot.length else version
+            self._extend(slot)
 
     def cancel(self, request: Request) -> Spill | None:
         """Takes the request off, wherever it is; None when it held nothing. What it had computed serves nobody."""
@@ -106,22 +117,22 @@ class Schedule:
         return spill
 
     def release(self, session_id: str) -> None:
-        for slot in self.slots:
-            if slot.session_id == session_id:
-                slot.session_id = None
+        for slot in list(self._kept.get(session_id, ())):
+            self._claim(slot, None)
 
     def start_over(self, pages: Pages) -> None:
         """Nothing is cached any more, and memory is now `pages`: what ran is computed again."""
         for request in reversed(list(self.running)):
             self._preempt(request)
         for slot in self.slots:
-            slot.forget()
+            self._forget(slot)
         self.pages = pages
 
     # -------------------------------------------------------------------------------------------- one step
 
     def plan(self) -> Plan:
-        copies = [copy for request in self.running if (copy := self._follow(request))]
+        followers = [request for request in self.running if request.leader is not None]
+        copies = [copy for request in followers if (copy := self._follow(request))]
         admitted = []
         while self.waiting and len(self.running) < self.max_running:
             found = self._find(self.waiting[0])
@@ -134,18 +145,20 @@ class Schedule:
         passes = tuple(self._passes())
         return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
-    def advance(self, chunk: Chunk, *, drawn: Sequence[tuple[int, float]] = ()) -> Completion | None:
+    def advance(self, chunk: Chunk, *, drawn: Drawn = NOTHING) -> Completion | None:
         """The chunk was computed and, where it samples, tokens were drawn with their logprobs. Returns the completion if one of them was
         its last; those after it were drawn in vain."""
-        request = chunk.request
-        assert request.slot is not None, "only a running request is computed"
-        tokens = [token for token, _ in drawn]
+        request, slot = chunk.request, chunk.request.slot
+        assert slot is not None, "only a running request is computed"
+        tokens, logprobs = drawn
         over = self._over_after(request, tokens)
         kept = len(tokens) if over is None else over + 1
-        request.slot.length = chunk.end + max(0, kept - 1)
+        slot.length = chunk.end + max(0, kept - 1)
         request.ids += tokens[:kept]
-        request.logprobs += [logprob for _, logprob in drawn[:kept]]
+        request.logprobs += logprobs[:kept]
         request.versions += [self.versions[request.policy]] * kept
+        if len(request.ids) >= (len(slot.keys) + 1) * BLOCK:
+            self._extend(slot)
         if self.drafts and kept:
             self.num_drafted, self.num_kept = self.num_drafted + len(chunk.draft), self.num_kept + kept - 1
             self.drafts.learn(request.ids, start=len(request.ids) - kept)
@@ -154,12 +167,12 @@ class Schedule:
         return self._finish(request, "end" if tokens[over] in request.sampling.stop_ids else "length")
 
     @staticmethod
-    def _over_after(request: Request, tokens: list[int]) -> int | None:
+    def _over_after(request: Request, tokens: Sequence[int]) -> int | None:
         """Which of the next `tokens` is the request's last."""
-        room, stops = request.sampling.max_tokens - request.num_sampled, request.sampling.stop_ids
-        if stops and not set(stops).isdisjoint(tokens):
-            first = next(number for number, token in enumerate(tokens) if token in stops)
-            return min(first, room - 1)
+        room = request.sampling.max_tokens - len(request.logprobs)
+        ends = [tokens.index(stop) for stop in request.sampling.stop_ids if stop in tokens]
+        if ends:
+            return min(*ends, room - 1)
         return room - 1 if len(tokens) >= room else None
 
     # -------------------------------------------------------------------------------------------- slots
@@ -177,22 +190,45 @@ class Schedule:
         assert slot is not None, "a running request has a slot"
         self.running.remove(request)
         request.slot, request.leader, slot.busy = None, None, False
+        if slot.session_id is None:
+            heappush(self._unclaimed, slot.index)
         if self.pages:
             self.pages.unpin(slot.index)
         slot.ids = slot.ids.copy()  # until now the request's own list
+        self._beginnings.cut(slot, slot.length)
         return slot
+
+    def _claim(self, slot: Slot, session_id: str | None) -> None:
+        """The slot is kept for that session's next turn from now on; None: for nobody's."""
+        if slot.session_id is not None:
+            mine = self._kept[slot.session_id]
+            mine.remove(slot)
+            if not mine:
+                del self._kept[slot.session_id]
+            if session_id is None and not slot.busy:
+                heappush(self._unclaimed, slot.index)
+        if session_id is not None:
+            self._kept.setdefault(session_id, []).append(slot)
+        slot.session_id = session_id
+
+    def _extend(self, slot: Slot) -> None:
+        """Others may find what a running slot has, and what it says as it grows."""
+        if slot.version is not None and not self.deterministic:
+            self._beginnings.extend(slot, len(slot.ids))
 
     def _find(self, request: Request) -> Found:
         """Where as much of the prompt as possible is, or is being computed, under the request's policy and version."""
         own = self._own_slot(request)
         kept = self._usable(own, request) if own else 0
-        source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED)
+        known = own.keys[: kept // BLOCK] if own else []
+        source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED, known=known)
         return Found(own, kept, source, num_shared)
 
     def _admit(self, request: Request, found: Found) -> Copy | None:
         """Gives the request a slot with what was found for it, at once or when its leader has computed it."""
         slot, source, count = found.own or self._free_slot(), found.source, found.num_shared
         kept = 0 if source else found.kept
+        self._beginnings.cut(slot, found.kept if slot is found.own else count if slot is source else 0)
         if source is slot:
             source, kept = None, count
         is_ready = source is not None and source.length >= count
@@ -208,9 +244,11 @@ class Schedule:
 
     def _occupy(self, slot: Slot, request: Request, *, length: int) -> None:
         self._clock += 1
-        slot.policy, slot.version, slot.session_id = request.policy, self.versions[request.policy], request.session_id
+        self._claim(slot, request.session_id)
+        slot.policy, slot.version = request.policy, self.versions[request.policy]
         slot.ids, slot.length, slot.busy, slot.used = request.ids, length, True, self._clock
         request.slot = slot
+        self._extend(slot)
         if self.pages:
             self.pages.pin(slot.index)
         self.num_reused += length
@@ -221,7 +259,7 @@ class Schedule:
         leader, slot, count = request.leader, request.slot, request.num_shared
         if leader is None or slot is None:
             return None
-        promised = self._matches(leader, request) and common_prefix(leader.ids, request.ids) >= count
+        promised = self._matches(leader, request) and leader.ids[:count] == request.ids[:count]
         if promised and leader.length < count and leader.busy:
             return None
         request.leader = None
@@ -247,8 +285,9 @@ class Schedule:
 
     def _own_slot(self, request: Request) -> Slot | None:
         """The slot kept for this session's next turn, unless another request of the session is using it."""
-        idle = (slot for slot in self.slots if not slot.busy and slot.session_id == request.session_id)
-        return next((slot for slot in idle if slot.policy == request.policy), None)
+        named = self._kept.get(request.session_id, ())
+        mine = [slot for slot in named if slot.policy == request.policy and not slot.busy]
+        return min(mine, key=_INDEX) if mine else None
 
     def _free_slot(self) -> Slot:
         """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used.
@@ -256,17 +295,27 @@ class Schedule:
         A session whose next turn is waiting already goes last, and of those the one furthest back: taking turns through more sessions
         than slots would otherwise throw out each one just before it is needed.
         """
+        if self._unclaimed:
+            return self.slots[heappop(self._unclaimed)]
         idle = [slot for slot in self.slots if not slot.busy]
-        if unclaimed := next((slot for slot in idle if slot.session_id is None), None):
-            return unclaimed
         place = {request.session_id: i for i, request in enumerate(self.waiting)}
         return min(idle, key=lambda slot: _worth(slot, place))
 
-    def _best_source(self, request: Request, *, at_least: int) -> tuple[Slot | None, int]:
+    def _best_source(self, request: Request, *, at_least: int, known: Sequence[int]) -> tuple[Slot | None, int]:
+        """The slot with the most of the prompt, the lowest of several. `known`: the keys of the prompt's first blocks."""
         best, most = None, at_least - 1
         if self.deterministic or request.num_prompt - 1 < at_least:
             return None, 0
-        for slot in self.slots:
+        found = self._beginnings.of(
+            request.ids,
+            length=request.num_prompt - 1,
+            policy=request.policy,
+            version=self.versions[request.policy],
+            known=known,
+            at_least=at_least,
+        )
+        for index in sorted(found):
+            slot = self.slots[index]
             # else it cannot share more than `most`
             promising = len(slot.ids) > most and slot.ids[most] == request.ids[most]
             if promising and (shared := self._usable(slot, request)) > most:
@@ -277,8 +326,8 @@ class Schedule:
         """Tokens of the prompt that `slot` holds or is computing. The last one is always computed: it yields the first logits."""
         if not self._matches(slot, request):
             return 0
-        prompt = request.ids[: request.num_prompt - 1]
-        return common_prefix(slot.ids if slot.busy else slot.ids[: slot.length], prompt)
+        held = len(slot.ids) if slot.busy else slot.length
+        return common_prefix(slot.ids, request.ids, most=min(held, request.num_prompt - 1))
 
     def _matches(self, slot: Slot, request: Request) -> bool:
         return slot.policy == request.policy and slot.version == self.versions[request.policy]
@@ -333,6 +382,8 @@ class Schedule:
         if self.pages is None or request.slot is None:
             return request.slot is not None
         index = request.slot.index
+        if self.pages.holds(index, tokens):
+            return True
         while self.pages.missing(index, tokens) > self.pages.num_free:
             self._evict(self.pages.missing(index, tokens), sparing=())
             if self.pages.missing(index, tokens) <= self.pages.num_free:
@@ -350,7 +401,9 @@ class Schedule:
         self.num_preempted += 1
 
     def _forget(self, slot: Slot) -> None:
-        slot.forget()
+        self._beginnings.cut(slot, 0)
+        self._claim(slot, None)
+        slot.version, slot.length = None, 0
         if self.pages:
             self.pages.shrink(slot.index, 0)
 
@@ -361,32 +414,36 @@ class Schedule:
         if self.deterministic:
             yield from (Pass(chunk.request.policy, (chunk,)) for chunk in chunks)
             return
-        for policy in dict.fromkeys(chunk.request.policy for chunk in chunks):
-            mine = [chunk for chunk in chunks if chunk.request.policy == policy]
+        by_policy: dict[str, list[Chunk]] = {}
+        for chunk in chunks:
+            by_policy.setdefault(chunk.request.policy, []).append(chunk)
+        for policy, mine in by_policy.items():
             if self.decode_steps > 1:
                 yield from self._separate_passes(policy, mine)
                 continue
-            decode = sorted((chunk for chunk in mine if chunk.width == 1), key=lambda chunk: chunk.slot)
+            decode = sorted((chunk for chunk in mine if chunk.width == 1), key=_SLOT)
             yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.width > 1)))
 
     def _separate_passes(self, policy: str, chunks: list[Chunk]) -> Iterator[Pass]:
         """A prompt may end in a piece of one token, or be cut to one: only what draws can go on drawing."""
-        decode = [chunk for chunk in chunks if chunk.count == 1 and chunk.samples]
-        prompts = [chunk for chunk in chunks if chunk.count > 1 or not chunk.samples]
+        decode: list[Chunk] = []
+        prompts: list[Chunk] = []
+        for chunk in chunks:
+            (decode if chunk.samples and len(chunk.ids) == 1 else prompts).append(chunk)
         if prompts:
             yield Pass(policy, tuple(prompts))
         if decode:
-            yield Pass(policy, tuple(sorted(decode, key=lambda chunk: chunk.slot)), steps=self.decode_steps)
+            yield Pass(policy, tuple(sorted(decode, key=_SLOT)), steps=self.decode_steps)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
         for request in list(self.running):
             slot = request.slot
-            if slot is None:
-                continue  # an older one took its pages a moment ago
+            if slot is None or request.leader is not None:
+                continue  # an older one took its pages a moment ago, or it waits for its leader
             missing = len(request.ids) - slot.length
-            count = min(missing, self.prefill_tokens if self.deterministic else max(budget, int(missing == 1)))
-            if request.leader is not None or not count:
+            count = 1 if missing == 1 else min(missing, self.prefill_tokens if self.deterministic else budget)
+            if not count:
                 continue
             ahead = self.decode_steps - 1 if missing == 1 else 0
             if not self._grown(request, slot.length + count + ahead):
@@ -395,9 +452,8 @@ class Schedule:
                 budget -= count
             ids = request.ids[slot.length : slot.length + count]
             samples = count == missing
-            yield Chunk(
-                request, slot.index, slot.length, ids, samples=samples, draft=self._draft(request) if samples else ()
-            )
+            draft = self._draft(request) if samples and self.drafts else ()
+            yield Chunk(request, slot.index, slot.length, ids, samples, draft)
 
     def _draft(self, request: Request) -> tuple[int, ...]:
         if self.drafts is None:
@@ -416,9 +472,9 @@ def _worth(slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
     return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix. Compares slices, which is C, and halves the interval."""
-    low, high = 0, min(len(a), len(b))
+def common_prefix(a: Sequence[int], b: Sequence[int], *, most: int | None = None) -> int:
+    """Length of the longest common prefix, or `most`. Compares slices, which is C, and halves the interval."""
+    low, high = 0, min(len(a), len(b)) if most is None else most
     if a[:high] == b[:high]:
         return high
     while high - low > 1:

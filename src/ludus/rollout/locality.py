@@ -1,8 +1,9 @@
 """Whether a chat template is local: one message's text depends on its neighbours and the first message, not on the whole history.
 
 A local template lets a transcript prove that a prompt extends the last one by rendering a short window of the conversation, so a turn
-costs the same however long the session is; and what stands before the messages, such as tools, need not be written again to prove it: a
-template's `tail` is the rest. Promise: `is_local` says yes, and `tail` gives one, only where the template's own syntax proves it.
+costs the same however long the session is. What stands before the messages, such as tools, need not be written again to prove it: the
+rest is the template's `tail`. Where that `is_verbatim`, it is a form that only has to be filled in.
+Promise: they say yes only where the template's own syntax proves it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ _LOCAL_LOOP = {"first", "last", "previtem", "nextitem"}
 _STATEFUL = {"cycler", "joiner", "self", "caller"}
 _OFFERED = {"tools", "documents"}
 _ONLY_WRITES = (nodes.Output, nodes.If, nodes.For)
+_CAPTURES = (nodes.AssignBlock, nodes.FilterBlock, nodes.CallBlock, nodes.ScopedEvalContextModifier, nodes.NSRef)
+_SAID = ("content", "name", "tool_call_id")
+"""What of a message is words; its role is not, and nothing else is in it."""
 _LEAVES_SOMETHING = (nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.ExprStmt, nodes.Break, nodes.Continue)
 
 
@@ -38,9 +42,66 @@ def tail(template: nodes.Template) -> nodes.Template | None:
     and tools. None where the rest looks at the tools, or where writing could have an effect."""
     start = next(index for index, node in enumerate(template.body) if _is_main_loop(node))
     kept = [node for node in template.body[:start] if not _only_writes(node)]
-    rest = nodes.Template([*kept, *template.body[start:]], lineno=1).set_environment(template.environment)
+    used = {name.name for node in template.body[start:] for name in node.find_all(nodes.Name)}
+    for node in reversed(kept.copy()):  # a variable that only the opening needed is not needed any more
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and node.target.name not in used:
+            kept.remove(node)
+        else:
+            used |= {name.name for name in node.find_all(nodes.Name)}
+    rest = nodes.Template([*kept, *template.body[start:]], lineno=1)
     sees_tools = any(name.name in _OFFERED for name in rest.find_all(nodes.Name))
-    return None if sees_tools or next(template.find_all(nodes.NSRef), None) else rest
+    if sees_tools or next(template.find_all(nodes.NSRef), None) is not None:
+        return None
+    assert template.environment is not None, "a parsed template knows its environment"
+    rest.set_environment(template.environment)
+    return rest
+
+
+def is_verbatim(rest: nodes.Template) -> bool:
+    """Whether a tail writes what a message says as it is, or not at all, and decides nothing by it: only by roles."""
+    loop = next(node for node in rest.body if _is_main_loop(node))
+    assert isinstance(loop, nodes.For)
+    if not isinstance(loop.target, nodes.Name) or next(rest.find_all(_CAPTURES), None) is not None:
+        return False
+    return all(_is_verbatim(node, message=loop.target.name) for node in rest.iter_child_nodes())
+
+
+def _is_verbatim(node: nodes.Node, *, message: str) -> bool:
+    if isinstance(node, nodes.Macro):  # what it writes is a value of the caller's
+        return not any(_is_message(each, message) for each in node.find_all(nodes.Node))
+    if isinstance(node, nodes.For) and _is_main_loop(node):
+        return all(_is_verbatim(each, message=message) for each in node.body)
+    if isinstance(node, nodes.Output):
+        return all(_is_verbatim(each, message=message) for part in node.nodes for each in _unsaid(part, message))
+    if _is_message(node, message):
+        return False
+    field = _field(node, message)
+    if field is not None:  # message.items() and the like say everything
+        return field not in _SAID and not hasattr(dict, field)
+    return all(_is_verbatim(each, message=message) for each in node.iter_child_nodes())
+
+
+def _unsaid(part: nodes.Node, message: str) -> list[nodes.Node]:
+    """What is written, in a row, less the sayings of messages that are written as they are."""
+    if isinstance(part, (nodes.Add, nodes.Concat)):
+        operands = [part.left, part.right] if isinstance(part, nodes.Add) else part.nodes
+        return [each for operand in operands for each in _unsaid(operand, message)]
+    said = part.left if isinstance(part, nodes.Or) and part.right == nodes.Const("") else part
+    return [] if _field(said, message) in _SAID else [part]
+
+
+def _field(node: nodes.Node, message: str) -> str | None:
+    """`content`, of message.content or messages[0]["content"]"""
+    if not isinstance(node, (nodes.Getattr, nodes.Getitem)) or not _is_message(node.node, message):
+        return None
+    if isinstance(node, nodes.Getattr):
+        return node.attr
+    return node.arg.value if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) else None
+
+
+def _is_message(node: nodes.Node, message: str) -> bool:
+    item = isinstance(node, nodes.Getattr) and _is_name(node.node, "loop") and node.attr in ("previtem", "nextitem")
+    return item or _is_name(node, message) or _is_first_message(node) or _is_neighbour(node)
 
 
 def _only_writes(node: nodes.Node) -> bool:

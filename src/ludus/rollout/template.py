@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from ludus.errors import ConfigError, describe
-from ludus.rollout.locality import is_local, tail
+from ludus.rollout.locality import is_local, is_verbatim, tail
 
 Rendered = dict[str, Any]
 """A message as a template sees it, its strings escaped."""
@@ -28,6 +29,9 @@ _PROBE_TOOL = {
 }
 _DATE = "26 Jul 2024"
 """Llama's templates write today's date unless told one: prompts must not change overnight."""
+_BLANK = "\U0010fffe"
+_FORMS = 1024
+"""Rows of roles whose forms are kept."""
 
 
 class Refused(Exception):
@@ -72,8 +76,8 @@ class Template:
         self._tokenizer = tokenizer
         self.source = _source(tokenizer, path)
         self.local = is_local(self.source)
-        self._tail = _compiled_tail(self.source) if self.local else None
-        self._given = {**tokenizer.special_tokens_map, "add_generation_prompt": True, "date_string": _DATE}
+        given = {**tokenizer.special_tokens_map, "add_generation_prompt": True, "date_string": _DATE}
+        self._tail = _compiled_tail(self.source, given=given) if self.local else None
         self.shape = self._calibrate_shape()
         self.glue, self.closing = self._calibrate_turn()
         self.renders_tools = self._carries([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])
@@ -100,7 +104,7 @@ class Template:
         if self._tail is None or not self.local:
             return None
         try:
-            return self._tail.render(self._given, messages=messages)
+            return self._tail(messages)
         except Exception as error:
             raise Refused(describe(error)) from error
 
@@ -175,7 +179,35 @@ def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
         ) from None
 
 
-def _compiled_tail(source: str) -> jinja2.Template | None:
+class _Tail:
+    """A template's tail, compiled. Where it writes words as they are, it is rendered once for each row of roles, and filled in."""
+
+    def __init__(self, compiled: jinja2.Template, *, given: dict[str, Any], verbatim: bool) -> None:
+        self._compiled, self._given, self._verbatim = compiled, given, verbatim
+        self._form = lru_cache(_FORMS)(self._make_form)
+
+    def __call__(self, messages: Sequence[Rendered]) -> str:
+        if not self._verbatim:
+            return self._compiled.render(self._given, messages=messages)
+        form = self._form(tuple([(each["role"], *each) for each in messages]))
+        return "".join([part if isinstance(part, str) else messages[part[0]][part[1]] for part in form])
+
+    def _make_form(self, kinds: Sequence[tuple[str, ...]]) -> list[str | tuple[int, str]]:
+        """`kinds` are messages' roles, each with the fields that it has."""
+        messages = [
+            {field: f"{_BLANK}{index} {field}{_BLANK}" for field in fields} | {"role": role}
+            for index, (role, *fields) in enumerate(kinds)
+        ]
+        parts = self._compiled.render(self._given, messages=messages).split(_BLANK)
+        return [_blank(part) if number % 2 else part for number, part in enumerate(parts)]
+
+
+def _blank(text: str) -> tuple[int, str]:
+    index, field = text.split()
+    return int(index), field
+
+
+def _compiled_tail(source: str, *, given: dict[str, Any]) -> _Tail | None:
     """Compiled in the sandbox in which transformers renders. `apply_chat_template` would copy every message first, because its callers put
     rich objects there; ours are strings."""
     compile = getattr(chat_template_utils, "_compile_jinja_template", None)
@@ -183,4 +215,8 @@ def _compiled_tail(source: str) -> jinja2.Template | None:
         return None
     sandbox: jinja2.Environment = compile(source).environment
     rest = tail(sandbox.parse(source))
-    return rest and jinja2.Template.from_code(sandbox, sandbox.compile(rest), sandbox.make_globals(None))
+    if rest is None:
+        return None
+    verbatim = is_verbatim(rest) and _BLANK not in source
+    compiled = jinja2.Template.from_code(sandbox, sandbox.compile(rest), sandbox.make_globals(None))
+    return _Tail(compiled, given=given, verbatim=verbatim)

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from ludus.controller.client import ClientSession
@@ -123,22 +124,23 @@ class _Play:
         began = time.monotonic()
         spoken = await self._speak(index, session)
         generated = time.monotonic()
-        turn = Turn(
+        turn = partial(
+            Turn,
             index=index,
             action=spoken.action,
-            observation=Observation(),
             policy=spoken.policy,
             version=spoken.version,
             num_prompt_tokens=spoken.num_prompt_tokens,
             num_tokens=spoken.num_tokens,
             generate_s=generated - began,
         )
-        self.turns.append(turn)  # before acting: a failure of the environment must not lose what was sampled
+        # before acting: a failure of the environment must not lose what was sampled
+        self.turns.append(turn(observation=Observation()))
         if not spoken.complete:
             full = spoken.num_prompt_tokens + spoken.num_tokens >= self.limits.max_tokens
             raise _Ended(Stop.MAX_TOKENS if full else Stop.MAX_TURN_TOKENS)
         observation = self._cut(await self._react(session, spoken.action))
-        self.turns[-1] = replace(turn, observation=observation, act_s=time.monotonic() - generated)
+        self.turns[-1] = turn(observation=observation, act_s=time.monotonic() - generated)
         return observation
 
     async def _speak(self, index: int, session: ClientSession) -> Spoken:

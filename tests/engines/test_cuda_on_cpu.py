@@ -35,6 +35,7 @@ class Replayed:
 @pytest.fixture(autouse=True)
 def cuda(monkeypatch):
     """The module engines.cuda, without CUDA. What was imported with plain kernels is gone afterwards."""
+    switch_s = sys.getswitchinterval()
     monkeypatch.setitem(sys.modules, "ludus.models.kernels", plain_kernels)
     monkeypatch.setattr(ludus.models, "kernels", plain_kernels, raising=False)
     before = {name: sys.modules.pop(name, None) for name in PRETENDED}
@@ -46,6 +47,7 @@ def cuda(monkeypatch):
     for name, answer in {"graph_pool": None, "synchronise": None, "empty_cache": None, "memory_of": 2**34}.items():
         monkeypatch.setattr(module, name, lambda *_, answer=answer: answer)
     yield module
+    sys.setswitchinterval(switch_s)
     for name, old in before.items():
         sys.modules.pop(name)
         if old is not None:
@@ -236,6 +238,15 @@ def test_every_pass_load_and_score_is_on_the_engines_own_stream_and_a_load_is_wa
     assert [name for name, _ in seen][:2] == ["install", "wait"]
     assert {name for name, _ in seen} == {"install", "wait", "run", "score"}
     assert all(entered for _, entered in seen)
+
+
+def test_other_threads_python_keeps_a_gpus_engine_from_its_next_launch_for_a_moment_only(cuda):
+    sys.setswitchinterval(0.005)  # Python's own
+    asyncio.run(_say_something())
+    assert sys.getswitchinterval() <= embedded_module.SWITCH_S
+    sys.setswitchinterval(1e-5)
+    asyncio.run(_say_something())
+    assert sys.getswitchinterval() == pytest.approx(1e-5), "whoever wants less has it"
 
 
 def test_more_tokens_than_the_cache_holds_are_refused_when_they_are_asked_for(cuda):

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -134,7 +135,7 @@ class EmbeddedEngine:
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        request = Request(list(map(int, ids)), sampling, session_id, policy)
+        request = Request(list(map(index, ids)), sampling, session_id, policy)
         self._check(request)
         await self._room.acquire()
         call = _Call(asyncio.get_running_loop().create_future(), Noise(sampling.seed))

@@ -29,26 +29,21 @@ def page_bytes(shape: Shape, *, dtype: torch.dtype) -> int:
 
 
 class PagedCache:
-    """Keys and values by layer, each [pages, heads, PAGE, head_dim]. What was never written is zero, never garbage."""
+    """Keys and values by layer, each [pages, heads, PAGE, head_dim], of one tensor: what is done to a page is done to all its layers at
+    once. What was never written is zero, never garbage."""
 
     def __init__(self, shape: Shape, *, pages: int, dtype: torch.dtype, device: torch.device) -> None:
-        size = (pages, shape.heads, PAGE, shape.head_dim)
-
-        def zeros() -> Tensor:
-            return torch.zeros(size, dtype=dtype, device=device)
-
-        self.layers: list[Layer] = [(zeros(), zeros()) for _ in range(shape.layers)]
+        size = (shape.layers, 2, pages, shape.heads, PAGE, shape.head_dim)
+        whole = torch.zeros(size, dtype=dtype, device=device)
+        self.layers: list[Layer] = [(keys, values) for keys, values in whole]
+        self._pages = whole.flatten(0, 1)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Whole pages, in all layers."""
-        for layer in self.layers:
-            for cached in layer:
-                cached[targets] = cached[sources]
+        """Whole pages."""
+        self._pages.index_copy_(1, targets, self._pages.index_select(1, sources))
 
     def clear(self, pages: Tensor) -> None:
-        for layer in self.layers:
-            for cached in layer:
-                cached[pages] = 0
+        self._pages.index_fill_(1, pages, 0)
 
 
 @dataclass(frozen=True, slots=True)

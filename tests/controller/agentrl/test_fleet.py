@@ -30,6 +30,9 @@ class FakeWorker:
         self.address, self.slots = address, slots
         self.sessions: dict[int, Any] = {}
         self.dead = False
+        self.slow = asyncio.Event()
+        """Answers to turns are under way until it is set."""
+        self.slow.set()
         self.started: list[int] = []
         FakeWorker.all[address] = self
 
@@ -50,9 +53,10 @@ class FakeWorker:
         if number not in self.sessions:
             return Answer(400, {"detail": "No such session"})
         content = body["messages"][0]["content"]
-        if content == [0]:
+        ends = content in ([0], "bye")
+        if ends:
             del self.sessions[number]
-        return Answer(200, {"env_out": said(content) | {"finish": content == [0]}})
+        return Answer(200, {"env_out": said(content) | ({"finish": True, "status": "completed"} if ends else {})})
 
 
 def said(content: Any) -> dict[str, Any]:
@@ -67,7 +71,10 @@ class FakeWire:
         await asyncio.sleep(0)
         if self.worker.dead:
             raise WorkerLost("nobody there")
-        return self.worker.answer(name, body)
+        answer = self.worker.answer(name, body)
+        if name == "interact":
+            await self.worker.slow.wait()
+        return answer
 
     async def close(self) -> None:
         return None
@@ -123,6 +130,27 @@ def test_a_repeated_turn_is_answered_and_another_one_refused():
                 await controller.act(Act(session_id, turn, Action("x"), request_id=request_id), client=CLIENT)
             assert refused.value.status == 409
         assert worker.started == [number_of(session_id)]
+
+    run(play)
+
+
+def test_a_session_that_ends_with_an_answer_still_under_way_is_not_lost():
+    """Asked meanwhile which sessions it has, their worker does not name it any more."""
+    worker = FakeWorker("http://a:1/api")
+
+    async def play(controller: Controller, fleet: Fleet) -> None:
+        await fleet.beat(worker.beat(), owner=CLIENT)
+        session_id = (await opened(controller)).session_id
+        await controller.start(Start(session_id), client=CLIENT)
+        worker.slow.clear()
+        last = asyncio.create_task(controller.act(Act(session_id, 0, Action("bye"), request_id="q"), client=CLIENT))
+        await until(lambda: not worker.sessions)
+        await fleet.reconcile()
+        assert session_id in controller.roster.sessions
+        worker.slow.set()
+        assert (await last).done
+        await fleet.reconcile()
+        assert session_id in controller.roster.sessions, "its client closes it"
 
     run(play)
 

@@ -67,6 +67,10 @@ class Played:
     def number(self) -> int:
         return number_of(self.session_id)
 
+    @property
+    def calling(self) -> bool:
+        return self.busy is not None and not self.busy.done()
+
 
 class AgentrlWorker:
     dialect = DIALECT
@@ -200,7 +204,7 @@ class AgentrlWorker:
     def _refuse_unless_waiting(self, played: Played) -> None:
         if played.over:
             raise EnvironmentFailed(f"{played.task.id}: the session is over")
-        if played.busy is not None and not played.busy.done():
+        if played.calling:
             raise ControllerFailed(f"session {played.session_id} is still busy with the last call", status=409)
 
     async def _ask(self, played: Played, call: str, body: Json) -> Json:
@@ -329,7 +333,8 @@ class AgentrlWorker:
     async def reconcile(self) -> list[str]:
         """Compares what it has with what we think. Answers with our sessions that it has lost, and ends those there that nobody plays."""
         before = {played.number for played in self.sessions.values()} | self._ending.keys()
-        waiting = [each for each in self.sessions.values() if each.begun and not each.over]
+        # a session may end there with an answer that is still on its way here
+        idle = [(each, each.busy) for each in self.sessions.values() if each.begun and not each.calling]
         there = await self.there()
         after = {played.number for played in self.sessions.values()} | self._ending.keys()
         slots = self.slots
@@ -339,7 +344,9 @@ class AgentrlWorker:
             self._spawn(self._end(self._stranger(number)))
         if self.slots != slots:
             self._changed(self)
-        return [each.session_id for each in waiting if not each.over and each.number not in there]
+        return [
+            each.session_id for each, last in idle if not each.over and each.busy is last and each.number not in there
+        ]
 
     def _stranger(self, number: int) -> Played:
         """A session of another life of this controller, or one whose start nobody waited for."""

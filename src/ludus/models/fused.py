@@ -178,12 +178,12 @@ def _add_rms_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 
 
 def _silu_times(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
     if not x.is_cuda:
-        gate, up = x.chunk(2, dim=-1)
         return F.silu(gate).mul_(up)
     from ludus.models import kernels
 
-    return kernels.silu_times(x)
+    return kernels.silu_times(gate, up)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -277,21 +277,20 @@ def _normed(x: Tensor, added: Tensor | None, weight: Tensor, *, eps: float) -> t
 
 
 @triton.jit
-def _silu_times(out, x, size, BLOCK: tl.constexpr):
-    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = block * BLOCK + tl.arange(0, BLOCK)
+def _silu_times(out, gate, up, stride, size, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
-    gate = tl.load(x + row * 2 * size + at, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(x + row * 2 * size + size + at, mask=inside, other=0.0)
-    tl.store(out + row * size + at, (gate * tl.sigmoid(gate)).to(up.dtype) * up, mask=inside)
+    x = tl.load(gate + row * stride + at, mask=inside, other=0.0).to(tl.float32)
+    other = tl.load(up + row * stride + at, mask=inside, other=0.0)
+    tl.store(out + row * size + at, (x * tl.sigmoid(x)).to(other.dtype) * other, mask=inside)
 
 
-def silu_times(x: Tensor) -> Tensor:
-    """silu(first half) times second half of the last dimension."""
-    x = x.contiguous()
-    size = x.shape[-1] // 2
-    out = torch.empty((*x.shape[:-1], size), dtype=x.dtype, device=x.device)
-    _silu_times[(x.numel() // (2 * size), triton.cdiv(size, 1024))](out, x, size, BLOCK=1024)
+def silu_times(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, (tokens, size) each, whose tokens may lie apart, as the halves of one product do."""
+    tokens, size = gate.shape
+    assert gate.stride() == up.stride(), "gate and up lie alike"
+    out = torch.empty((tokens, size), dtype=gate.dtype, device=gate.device)
+    _silu_times[(tokens, triton.cdiv(size, 1024))](out, gate, up, gate.stride(0), size, BLOCK=1024)
     return out
 
 

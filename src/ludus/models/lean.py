@@ -67,9 +67,11 @@ def join(model: PreTrainedModel) -> None:
 
 
 def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
+    from ludus.models.lean_gpu import Projected
+
     weights = [each.weight for each in projections]
     biases = [each.bias for each in projections if each.bias is not None]
-    out: Tensor = _Projected.apply(x, owner.joined.weight, owner.joined.bias, *weights, *biases)  # type: ignore[no-untyped-call]
+    out: Tensor = Projected.apply(x, owner.joined.weight, owner.joined.bias, *weights, *biases)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -89,7 +91,9 @@ class _Layer(nn.Module):
 
 def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     if _on_gpu(x):
-        both: tuple[Tensor, Tensor] = _AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
+        from ludus.models.lean_gpu import AddRmsNorm
+
+        both: tuple[Tensor, Tensor] = AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
         return both
     summed = x + added
     return summed, norm(summed)
@@ -99,11 +103,13 @@ def _mlp(x: Tensor, mlp: Any) -> Tensor:
     if not _on_gpu(x):
         own: Tensor = mlp(x)
         return own
+    from ludus.models.lean_gpu import SiluTimes
+
     if getattr(mlp, "joined", None) is not None:
         parts: tuple[Tensor, ...] = (_projected(x, mlp, [mlp.gate_proj, mlp.up_proj]),)
     else:
         parts = (mlp.gate_proj(x), mlp.up_proj(x))
-    out: Tensor = mlp.down_proj(_SiluTimes.apply(*parts))  # type: ignore[no-untyped-call]
+    out: Tensor = mlp.down_proj(SiluTimes.apply(*parts))  # type: ignore[no-untyped-call]
     return out
 
 
@@ -141,7 +147,9 @@ class _Attention(nn.Module):
             heads = [projection.out_features // this.head_dim for projection in projections]
             together = _projected(hidden, this, projections).view(shape)
             if not hasattr(this, "q_norm"):
-                parts: tuple[Tensor, Tensor, Tensor] = _RotateTogether.apply(together, cos, sin, heads)  # type: ignore[no-untyped-call]
+                from ludus.models.lean_gpu import RotateTogether
+
+                parts: tuple[Tensor, Tensor, Tensor] = RotateTogether.apply(together, cos, sin, heads)  # type: ignore[no-untyped-call]
                 return parts
             query, key, value = together.split(heads, dim=2)
         if hasattr(this, "q_norm"):
@@ -188,102 +196,6 @@ class _RmsNorm(torch.autograd.Function):
         dw = r.flatten() @ products.reshape(-1, x.shape[-1])
         dx = (dy * weight).mul_(r).addcmul_(x, slope)
         return dx, dw, None
-
-
-class _AddRmsNorm(torch.autograd.Function):
-    """(x + added, that normed), on a GPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        from ludus.models import kernels
-
-        summed, normed = kernels.add_rms_norm(x, added, weight, eps=eps)
-        ctx.save_for_backward(summed, weight)
-        ctx.eps = eps
-        return summed, normed
-
-    @staticmethod
-    def backward(ctx: Any, by_summed: Tensor, by_normed: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # type: ignore[override]
-        from ludus.models import lean_kernels
-
-        of_summed, of_weight = lean_kernels.rms_norm_backward(
-            by_normed, *ctx.saved_tensors, eps=ctx.eps, by_summed=by_summed, weighs=ctx.needs_input_grad[2]
-        )
-        return of_summed, of_summed, of_weight, None
-
-
-class _Projected(torch.autograd.Function):
-    """x W^T + b, where W and b are those of several projections, one below the other."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
-        """`parts`: weights, then biases, of which `weight` and `bias` are made; they get the gradients."""
-        ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
-        ctx.sizes = [len(part) for part in (parts[: len(parts) // 2] if bias is not None else parts)]
-        return torch.nn.functional.linear(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        flat = dy.reshape(-1, dy.shape[-1])
-        dw = flat.t() @ x.reshape(-1, x.shape[-1])
-        db = flat.sum(0).split(ctx.sizes) if ctx.has_bias else ()
-        return (flat @ weight).view_as(x), None, None, *dw.split(ctx.sizes), *db
-
-
-class _SiluTimes(torch.autograd.Function):
-    """silu(gate) * up, on a GPU, of two tensors or of the halves of one."""
-
-    @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> Tensor:
-        from ludus.models import lean_kernels
-
-        ctx.save_for_backward(*given)
-        gate, up = _gate_and_up(given)
-        return lean_kernels.silu_times(gate, up).view(*given[0].shape[:-1], gate.shape[-1])
-
-    @staticmethod
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        from ludus.models import lean_kernels
-
-        given = ctx.saved_tensors
-        found = tuple(torch.empty_like(each) for each in given)
-        lean_kernels.silu_times_backward(by_out, *_gate_and_up(given), into=_gate_and_up(found))
-        return found
-
-
-def _gate_and_up(given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """(tokens, size) each."""
-    flat = [each.view(-1, each.shape[-1]) for each in given]
-    gate, up = flat if len(flat) == 2 else flat[0].chunk(2, dim=-1)
-    return gate, up
-
-
-class _RotateTogether(torch.autograd.Function):
-    """(1, tokens, all heads, head_dim) -> queries and keys, rotated, and values, on a GPU."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        from ludus.models import kernels
-
-        ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
-        rotated = kernels.rotate(x[0, :, : heads[0] + heads[1]], cos[0], sin[0])[None]
-        query, key = rotated.split(heads[:2], dim=2)
-        return query, key, x[:, :, heads[0] + heads[1] :]
-
-    @staticmethod
-    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
-        from ludus.models import kernels
-
-        cos, sin = ctx.saved_tensors
-        dx = torch.empty((1, by[0].shape[1], sum(ctx.heads), by[0].shape[3]), dtype=by[0].dtype, device=by[0].device)
-        query, key, value = dx[0].split(ctx.heads, dim=1)
-        for slope, out in zip(by[:2], (query, key), strict=True):
-            kernels.rotate(slope[0].contiguous(), cos[0], sin[0], back=True, out=out)
-        value.copy_(by[2][0])
-        return dx, None, None, None
 
 
 class _Rotate(torch.autograd.Function):

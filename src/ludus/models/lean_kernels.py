@@ -1,7 +1,7 @@
 """Triton kernels of a layer that is trained on a GPU. Promise: sums in float32, results rounded once; what a backward pass needs again is
 computed again from what it reads anyway.
 
-Imported on CUDA devices only; the forward passes of norms and rotary embeddings are the engine's own (models/kernels.py).
+Imported on CUDA devices only; the forward passes are the engine's own (models/kernels.py).
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,7 +16,7 @@ from torch import Tensor
 
 PROGRAMS = 1024
 """That share the rows of a norm: some for every multiprocessor, each with a sum of its own for the weight's gradient."""
-BLOCK = 2048
+BLOCK = 1024
 
 
 @triton.jit
@@ -90,15 +90,6 @@ def rms_norm_backward(
 
 
 @triton.jit
-def _silu_times(out, gate, up, stride, size, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < size
-    x = tl.load(gate + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    other = tl.load(up + row * stride + at, mask=inside, other=0.0)
-    tl.store(out + row * size + at, (x * tl.sigmoid(x)).to(other.dtype) * other, mask=inside)
-
-
-@triton.jit
 def _silu_times_backward(of_gate, of_up, by_out, gate, up, stride, size, BLOCK: tl.constexpr):
     row, at = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
@@ -112,19 +103,10 @@ def _silu_times_backward(of_gate, of_up, by_out, gate, up, stride, size, BLOCK: 
     tl.store(of_up + here, (slope * x * share).to(kind), mask=inside)
 
 
-def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, (tokens, size) each, whose tokens may lie apart, as the halves of one product do."""
-    tokens, size = gate.shape
-    assert gate.stride() == up.stride(), "gate and up lie alike"
-    out = torch.empty((tokens, size), dtype=gate.dtype, device=gate.device)
-    _silu_times[(tokens, triton.cdiv(size, BLOCK))](out, gate, up, gate.stride(0), size, BLOCK=BLOCK, num_warps=8)
-    return out
-
-
 def silu_times_backward(by_out: Tensor, gate: Tensor, up: Tensor, *, into: tuple[Tensor, Tensor]) -> None:
     """The gradients of gate and up, which lie as they do."""
     tokens, size = gate.shape
     assert all(each.stride() == gate.stride() for each in (up, *into)), "gradients lie as gate and up do"
     _silu_times_backward[(tokens, triton.cdiv(size, BLOCK))](
-        *into, by_out.contiguous(), gate, up, gate.stride(0), size, BLOCK=BLOCK, num_warps=8
+        *into, by_out.contiguous(), gate, up, gate.stride(0), size, BLOCK=BLOCK
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ludus.models.tree_attention import COLUMNS, ROWS, Tree
 
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -41,6 +41,15 @@ def _store(start, at, token_stride, head, dim, tokens, value, DIM: tl.constexpr)
 def _seen(row, column, ends, tokens):
     end = tl.load(ends + column, mask=column < tokens, other=0)
     return (column[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
+
+
+@triton.jit
+def _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION: tl.constexpr):
+    """Of a tile: the weights it had, and the gradient of its scores."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
+    by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
+    return weights, weights * (by_weights - delta[:, None])
 
 
 @triton.jit
@@ -129,12 +138,9 @@ def _of_queries(
         column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
         k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
         v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
-        by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
-        by_scores = weights * (by_weights - delta[:, None])
+        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION)
         summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
-    _store(of_query, row, HEADS * DIM, head, dim, tokens, summed * (scale / 1.4426950408889634), DIM)
+    _store(of_query, row, HEADS * DIM, head, dim, tokens, summed * (scale / LOG2_E), DIM)
 
 
 @triton.jit
@@ -181,13 +187,10 @@ def _of_keys(
         slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
         total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
         delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
+        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION)
         of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
-        by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
-        by_scores = weights * (by_weights - delta[:, None])
         of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
-    _store(of_key, column, HEADS * DIM, head, dim, tokens, of_k * (scale / 1.4426950408889634), DIM)
+    _store(of_key, column, HEADS * DIM, head, dim, tokens, of_k * (scale / LOG2_E), DIM)
     _store(of_value, column, HEADS * DIM, head, dim, tokens, of_v, DIM)
 
 
@@ -199,16 +202,7 @@ def forward(query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: flo
     _forward[(len(tree.row_counts), heads)](
         out,
         sums,
-        query,
-        key,
-        value,
-        tree.ends,
-        tree.row_counts,
-        tree.row_lists,
-        tokens,
-        tree.row_lists.shape[1],
-        scale * LOG2_E,
-        *_strides(query, key, value),
+        *_common(query, key, value, tree.ends, tree.row_counts, tree.row_lists, scale=scale),
         **_sizes(query, key),
     )
     return out, sums
@@ -228,16 +222,7 @@ def backward(
         by_out,
         out,
         sums,
-        query,
-        key,
-        value,
-        tree.ends,
-        tree.row_counts,
-        tree.row_lists,
-        tokens,
-        tree.row_lists.shape[1],
-        scale * LOG2_E,
-        *_strides(query, key, value),
+        *_common(query, key, value, tree.ends, tree.row_counts, tree.row_lists, scale=scale),
         **_sizes(query, key),
     )
     _of_keys[(len(tree.column_counts), heads)](
@@ -245,16 +230,7 @@ def backward(
         deltas,
         by_out,
         sums,
-        query,
-        key,
-        value,
-        tree.ends,
-        tree.column_counts,
-        tree.column_lists,
-        tokens,
-        tree.column_lists.shape[1],
-        scale * LOG2_E,
-        *_strides(query, key, value),
+        *_common(query, key, value, tree.ends, tree.column_counts, tree.column_lists, scale=scale),
         PART=ROWS if query.shape[2] <= 64 else ROWS // 2,  # what it holds of keys takes half of the shared memory
         **_sizes(query, key),
     )
@@ -262,10 +238,14 @@ def backward(
     return of_query, of_key, of_value
 
 
-def _strides(*tensors: Tensor) -> list[int]:
-    for each in tensors:
+def _common(
+    query: Tensor, key: Tensor, value: Tensor, ends: Tensor, counts: Tensor, lists: Tensor, *, scale: float
+) -> list[Any]:
+    """What every kernel is told, from `query` on."""
+    for each in (query, key, value):
         assert each.stride()[1:] == (each.shape[2], 1), "heads of a token lie side by side"
-    return [each.stride(0) for each in tensors]
+    strides = [each.stride(0) for each in (query, key, value)]
+    return [query, key, value, ends, counts, lists, len(query), lists.shape[1], scale * LOG2_E.value, *strides]
 
 
 def _sizes(query: Tensor, key: Tensor) -> dict[str, Any]:

@@ -46,10 +46,6 @@ class Pages:
     def needed(self, tokens: int) -> int:
         return -(-tokens // self.tokens)
 
-    def holds(self, slot: int, tokens: int) -> bool:
-        """Whether `slot` has pages for so many tokens."""
-        return len(self._held[slot]) * self.tokens >= tokens
-
     def missing(self, slot: int, tokens: int) -> int:
         """Pages that `slot` lacks to hold so many tokens."""
         return max(0, self.needed(tokens) - len(self._held[slot]))

@@ -382,7 +382,7 @@ class Schedule:
         if self.pages is None or request.slot is None:
             return request.slot is not None
         index = request.slot.index
-        if self.pages.holds(index, tokens):
+        if not self.pages.missing(index, tokens):
             return True
         while self.pages.missing(index, tokens) > self.pages.num_free:
             self._evict(self.pages.missing(index, tokens), sparing=())
@@ -452,7 +452,7 @@ class Schedule:
                 budget -= count
             ids = request.ids[slot.length : slot.length + count]
             samples = count == missing
-            draft = self._draft(request) if samples and self.drafts else ()
+            draft = self._draft(request) if samples else ()
             yield Chunk(request, slot.index, slot.length, ids, samples, draft)
 
     def _draft(self, request: Request) -> tuple[int, ...]:

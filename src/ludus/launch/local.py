@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
+from ludus.engines.embedded import SWITCH_S
 from ludus.errors import CheckpointFailed, ConfigError, first_fault
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
@@ -39,7 +40,6 @@ from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
 from ludus.weights.memory import MemoryChannel
 
-SWITCH_INTERVAL_S = 2e-4
 EVALUATION = "evaluation"
 """The policy that held-out tasks are played with: a snapshot of one version, so that a result is about that version alone."""
 
@@ -57,8 +57,8 @@ async def train(
             f"engine.kind is {config.engine.kind!r}, which cannot load new weights yet; training needs 'embedded'. "
             "`ludus eval` works with a server"
         )
-    # Engine, trainer and sessions are threads of one interpreter. The default 5 ms lets a busy one keep the others from launching work.
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # Engine, trainer and sessions are threads of one interpreter, on a CPU too.
+    sys.setswitchinterval(SWITCH_S)
     checkpoint = _newest_checkpoint(config) if resume else None
     folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
     store = config.store

@@ -27,9 +27,10 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -37,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import LoraConfig, TrainerConfig
-from ludus.models import packed_attention
+from ludus.models.tree_attention import Tree
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import cast_weights
 from ludus.trainer.pack import row_ids, subtree_ends, trie
@@ -299,30 +300,14 @@ def run_shared(shape: str, device: torch.device, *, repeats: int, peak: float) -
         def batches(seed: int, form: str = form) -> Batch:
             return groups(shape, seed=seed, shared=form != "unshared")
 
-        with fresh(device), without_tree(form == "spread"):
+        whole = patch.object(Tree, "of", return_value=None) if form == "spread" else nullcontext()
+        with fresh(device), whole:
             found, model = ours(shape, device, batches, repeats=repeats)
         rates[form] = found["tokens_per_s"]
         flops = model_flops(model, batches(2), lora=False, shared=form != "unshared") / batches(2).num_tokens
         ratio = {} if form == "unshared" else {"ratio": round(rates[form] / rates["unshared"], 2)}
         tell(f"trainer/{shape}/shared/{form}", found | ratio, flops_per_token=flops, peak=peak)
         del model
-
-
-@contextmanager
-def without_tree(on: bool) -> Iterator[None]:
-    original = packed_attention.Tree
-    if on:
-        packed_attention.Tree = _NoTree  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        packed_attention.Tree = original  # type: ignore[misc]
-
-
-class _NoTree:
-    @staticmethod
-    def of(ends: np.ndarray, *, device: torch.device | str) -> None:
-        return None
 
 
 def tell(case: str, found: dict[str, Any], *, flops_per_token: float, peak: float) -> None:

@@ -6,6 +6,7 @@ import copy
 import random
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import ludus.models
 from ludus.rollout.chat import Chat
+from ludus.rollout.template import Template
 from ludus.types import Action, Completion, Message, Observation, Tool
 from tests.rollout.families import QWEN, SMOLLM2, tokenizer_of
 from tests.rollout.test_chat import HOSTILE
@@ -107,3 +109,11 @@ def test_the_shipped_templates_are_forms_to_be_filled_in(monkeypatch: pytest.Mon
             text = chat.template.render_tail([{**each, "content": "word"} for each in rendered])
         assert text is not None
         assert text.count("word") == 2
+
+
+def test_without_transformers_own_compiler_of_templates_every_prompt_is_rendered_whole(monkeypatch):
+    tokenizer, messages = copy.copy(tokenizer_of("qwen3")), [{"role": "user", "content": "x"}]
+    tokenizer.chat_template = QWEN
+    assert Template(tokenizer).render_tail(messages)
+    monkeypatch.setattr("ludus.rollout.template.chat_template_utils", SimpleNamespace())
+    assert Template(tokenizer).render_tail(messages) is None

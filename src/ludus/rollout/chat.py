@@ -244,9 +244,8 @@ class _Row:
         self.turn = 0
         self.num_trained = 0
         self._ids: list[int] = []
-        self._pieces: list[
-            tuple[int, int, Completion | None]
-        ] = []  # where it begins, its turn, and what was sampled in it
+        self._pieces: list[tuple[int, int, Completion | None]] = []
+        """Where each begins, its turn, and what was sampled in it."""
 
     def prompt(self) -> list[int]:
         return self._ids.copy()

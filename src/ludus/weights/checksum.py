@@ -14,6 +14,8 @@ from ludus.errors import EngineFailed
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COLUMN_FACTOR = 1_000_003
 """Keeps the row sum and the column sum from cancelling when an element moves along the diagonal."""
+ROW = 8192
+"""Bytes of a row when a long vector is folded into a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +36,6 @@ def fingerprint(tensor: Tensor) -> Fingerprint:
     across = table.sum(dim=0, dtype=torch.int64)
     checksum = (down * _positions(down)).sum() + _COLUMN_FACTOR * (across * _positions(across)).sum()
     return Fingerprint(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), int(checksum))
-
-
-ROW = 8192
-"""Bytes of a row when a long vector is folded into a table."""
 
 
 def sums(flat: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from types import MappingProxyType
 
 import torch
@@ -68,11 +67,10 @@ class _Buffer:
         for name, source in sources.items():
             starts[name] = count
             count += -(-source.numel() // width) * width  # a row is of one tensor
-        whole = torch.empty(
-            count, dtype=first.dtype, device=first.device
-        )  # what fills up the rows is checked, and never read
+        # what fills up the rows is checked, and never read
+        whole = torch.empty(count, dtype=first.dtype, device=first.device)
         places = {
-            name: whole[starts[name] : starts[name] + prod(source.shape)].view(source.shape)
+            name: whole[starts[name] : starts[name] + source.numel()].view(source.shape)
             for name, source in sources.items()
         }
         with torch.no_grad():

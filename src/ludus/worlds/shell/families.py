@@ -387,6 +387,8 @@ def _accounts(shells: dict[str, str]) -> str:
 
 
 def _background(name: str, *, token: str = "") -> str:
-    """A process that does nothing, called `name`, until its sandbox is closed."""
+    """A process that does nothing, called `name`, until its sandbox is closed. Before it has that name it is a copy of the shell, and
+    nobody would find it: that is waited for."""
     environment = f"TOKEN={token} " if token else ""
-    return f"({environment}exec -a {name} sleep 100000 >/dev/null 2>&1 &)"
+    named = f"grep -qs '^{name}' /proc/$!/cmdline || ! test -e /proc/$!"
+    return f"({environment}exec -a {name} sleep 100000 >/dev/null 2>&1 & until {named}; do sleep 0.01; done)"

@@ -43,30 +43,29 @@ setup-benchmark: $(VENV)/.setup-benchmark
 quickstart: setup
 	$(BIN)/ludus quickstart
 
-# The tests of the sandbox drivers are real where these can be had; elsewhere they are skipped, and say why.
-SANDBOX_PACKAGES := bubblewrap podman runc busybox-static
-sandbox-tools:
-	@if dpkg -s $(SANDBOX_PACKAGES) >/dev/null 2>&1; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SANDBOX_PACKAGES) >/dev/null 2>&1; then \
-	  echo "installed $(SANDBOX_PACKAGES) for the tests of the sandbox drivers"; \
-	else \
-	  echo "not all of $(SANDBOX_PACKAGES) can be installed here: the tests of their sandbox drivers are skipped"; \
-	fi
+# What a test needs of Debian's packages, one by one: one that cannot be had costs only its own tests. They are skipped; `pytest -rs` says why.
+# A removed package whose configuration stays is known to dpkg, so its status is asked for.
+define install-packages
+@missing=; for package in $(1); do \
+  [ "$$(dpkg-query -W -f '$${db:Status-Status}' $$package 2>/dev/null)" = installed ] || missing="$$missing $$package"; \
+done; \
+[ -z "$$missing" ] || apt-get update -qq >/dev/null 2>&1; \
+for package in $$missing; do \
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$package >/dev/null 2>&1 && \
+  echo "installed $$package for the tests of $(2)" || \
+  echo "$$package cannot be installed here: the tests of $(2) that need it are skipped"; \
+done
+endef
 
-# The same for the worlds that stand on other people's packages: what cannot be had is skipped, and `ludus doctor` says what is missing.
-WORLD_PACKAGES := default-jre-headless chromium
+sandbox-tools:
+	$(call install-packages,bubblewrap podman runc busybox-static,sandboxes)
+
+# Drivers of database servers too: the tests play on a MariaDB or a PostgreSQL where one is installed; none is installed for them.
 world-tools: setup-test
-	@if dpkg -s $(WORLD_PACKAGES) >/dev/null 2>&1; then :; \
-	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq >/dev/null 2>&1 && \
-	  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(WORLD_PACKAGES) >/dev/null 2>&1; then \
-	  echo "installed $(WORLD_PACKAGES) for the tests of the worlds"; \
-	else \
-	  echo "not all of $(WORLD_PACKAGES) can be installed here: the tests of sciworld or browser are skipped"; \
-	fi
-	@if [ ! -e $(VENV)/.setup-worlds ] || [ pyproject.toml -nt $(VENV)/.setup-worlds ]; then \
-	  $(PIP) install -q -c constraints.txt -e ".[worlds]" && touch $(VENV)/.setup-worlds || \
-	  echo "the packages of ludus[worlds] cannot be installed here: the tests of their worlds are skipped"; \
+	$(call install-packages,default-jre-headless chromium,sciworld and browser)
+	@if [ ! -e $(VENV)/.setup-worlds ] || [ pyproject.toml -nt $(VENV)/.setup-worlds ] || [ constraints.txt -nt $(VENV)/.setup-worlds ]; then \
+	  $(PIP) install -q -c constraints.txt -e ".[worlds,database]" && touch $(VENV)/.setup-worlds || \
+	  echo "the packages of ludus[worlds,database] cannot be installed here: the tests of their worlds are skipped"; \
 	fi
 
 # Many tests start, kill and time real processes. What fails beside others is tried once more alone, in sight: both outcomes are printed,
@@ -75,7 +74,7 @@ test: setup-test sandbox-tools
 	$(BIN)/python -m pytest -n 2 || $(BIN)/python -m pytest --last-failed --last-failed-no-failures none
 
 test-worlds: setup-test sandbox-tools world-tools
-	$(BIN)/python -m pytest -n 2 tests/worlds
+	$(BIN)/python -m pytest -n 2 -rs tests/worlds
 
 lint: setup-lint
 	$(BIN)/ruff check src tests benchmarks examples

@@ -147,6 +147,25 @@ def test_a_command_that_does_not_exist_says_so(tmp_path):
     assert "nonsense" in words
 
 
+def test_one_that_was_given_up_is_sent_nothing_when_the_run_stops_its_number_may_be_somebody_elses(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(child_module, "MAX_RESTARTS", 1)
+    signalled: list[int] = []
+
+    async def main():
+        child = Child("nobody", "nonsense", log=tmp_path / "log", environ={})
+        await child.start()
+        child.keep()
+        await until(lambda: child.given_up)
+        monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))
+        monkeypatch.setattr(os, "killpg", lambda pid, _: signalled.append(pid))
+        await child.stop()
+
+    asyncio.run(main())
+    assert signalled == []
+
+
 RUN = """
 import asyncio, sys
 from pathlib import Path

@@ -46,12 +46,13 @@ class Keeper:
         self._tell("+", group)
 
     def kill(self, group: int) -> None:
-        """Ends the group and forgets it."""
+        """Ends the group and forgets it. One that was forgotten is let be: its number may be somebody else's by now."""
+        if group not in self._groups:
+            return
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(group, signal.SIGKILL)
-        if group in self._groups:
-            self._groups.discard(group)
-            self._tell("-", group)
+        self._groups.discard(group)
+        self._tell("-", group)
 
     def close(self) -> None:
         for group in list(self._groups):

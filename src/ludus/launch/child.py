@@ -59,7 +59,7 @@ class Child:
     async def stop(self) -> None:
         if self._keeping is not None:
             self._keeping.cancel()
-        if self._process is None:
+        if self._process is None or self.given_up:  # it was buried, and its number may be somebody else's by now
             return
         self._signal(signal.SIGTERM)
         with suppress(TimeoutError):
@@ -95,11 +95,11 @@ class Child:
         while True:
             assert self._process is not None
             await self._process.wait()
+            self._signal(signal.SIGKILL, group=True)  # what it has started itself
             if len(deaths) == MAX_RESTARTS and now() - deaths[0] < RESTARTS_S:
                 self.given_up = f"it died {MAX_RESTARTS + 1} times within {RESTARTS_S:g} s. {self.last_words()}"
                 return
             deaths.append(now())
-            self._signal(signal.SIGKILL, group=True)  # what it has started itself
             await asyncio.sleep(PAUSE_S)
             self.num_restarts += 1
             await self.start()

@@ -178,8 +178,9 @@ def test_a_clock_reads_like_one(seconds, text):
     assert clock_text(seconds) == text
 
 
-def test_a_sign_of_collapse_is_a_line_of_its_own():
+@pytest.mark.parametrize("kind", ["collapse", "collapsed", "no_gradient", "stall"])
+def test_what_goes_badly_is_a_line_of_its_own(kind):
     file = io.StringIO()
     progress = Progress(CONFIG, console=Console(file=file))
-    progress("collapse", {"text": "sign of collapse in guess: turns grow long"})
+    progress(kind, {"text": "sign of collapse in guess: turns grow long"})
     assert file.getvalue() == "warning: sign of collapse in guess: turns grow long\n"

@@ -243,3 +243,15 @@ def test_an_isolation_that_does_not_exist_is_refused_with_the_near_one():
         ConfigError, match=r"'apart': isolation is 'proces'; expected one of none, process. Did you mean 'process'"
     ):
         wrap(Apart)
+
+
+def test_a_reward_that_is_no_number_is_named_also_beside_others():
+    class Generous(Adder):
+        @tool
+        def answer(self, value: int):
+            """Give the answer."""
+            return Reply("right", reward="lots", done=True)
+
+    session, _ = started(Generous)
+    with pytest.raises(TypeError, match=r"answer returned reward 'lots' \(str\); expected a number"):
+        session.act(call("answer", value=1))

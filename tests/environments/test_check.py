@@ -1,9 +1,13 @@
+import sys
+
 import pytest
 
 from ludus.environments import check, make, trial, wrap
+from ludus.errors import TurnTimeout
 from ludus.sandboxes.fake import FakeSandboxes
 from tests.environments import authored
 
+check_module = sys.modules["ludus.environments.check"]
 FAKE = "ludus.environments.fake:FakeEnvironment"
 
 
@@ -100,6 +104,29 @@ def test_a_hanging_environment_ends_the_check_not_the_author(monkeypatch):
     monkeypatch.setattr(trial, "TURN_S", 0.25)
     report = check(make("fake", source=FAKE, options={"fault": "hang"}), num_tasks=1)
     assert "act did not return within" in whats(report)
+
+
+@pytest.mark.parametrize("place", ["start", "act"])
+def test_what_hangs_every_time_is_not_waited_for_again_and_again(place, monkeypatch):
+    monkeypatch.setattr(trial, "TURN_S", 0.1)
+    waited = []
+    monkeypatch.setattr(check_module, "in_time", counting(trial.in_time, waited))
+    monkeypatch.setattr(trial, "in_time", counting(trial.in_time, waited))
+    report = check(make("fake", source=FAKE, options={"fault": "hang", "fault_in": place}), num_tasks=5)
+    assert f"{place} did not return within" in whats(report)
+    assert "not examined any further" in whats(report, "warning")
+    assert len(waited) == check_module.MAX_HANGS
+
+
+def counting(in_time, waited):
+    async def counted(work, *, where):
+        try:
+            return await in_time(work, where=where)
+        except TurnTimeout:
+            waited.append(where)
+            raise
+
+    return counted
 
 
 def test_a_megabyte_is_a_warning():

@@ -3,9 +3,10 @@ import types
 
 import pytest
 
-from ludus.environments import make, names, registry
+from ludus.environments import make, names, registry, wrap
 from ludus.environments.registry import locate
-from ludus.errors import ConfigError
+from ludus.errors import ConfigError, EnvironmentFailed
+from tests.environments.authored import Adder
 
 GAME = '''
 from dataclasses import dataclass
@@ -106,3 +107,17 @@ def test_an_instance_takes_no_options():
     assert make("fake", source="holds_an_instance:thing") is fake
     with pytest.raises(ConfigError, match="is an instance"):
         make("fake", source="holds_an_instance:thing", options={"turns": 1})
+
+
+@pytest.mark.parametrize("has_open", [False, True])
+def test_a_constructor_that_raises_is_named_and_no_traceback(has_open):
+    class Broken(Adder):
+        def __init__(self):
+            raise KeyError("no key file")
+
+    if has_open:
+        Broken.open = lambda self, task, *, seed: None
+    with pytest.raises(
+        EnvironmentFailed, match=r"'broken': its constructor Broken\(\) raised: KeyError: 'no key file'"
+    ):
+        wrap(Broken)

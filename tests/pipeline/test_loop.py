@@ -287,7 +287,10 @@ def test_stop_ends_a_loop_that_waits_for_a_hung_session(tmp_path):
 def test_tasks_without_any_gradient_end_the_run_and_say_so(tmp_path):
     setup = Setup(tmp_path, algorithm=Nothing()).run()
     assert setup.trainer.batches == []
-    assert setup.events("no_gradient")[0]["batches"] == MAX_EMPTY_BATCHES
+    (event,) = setup.events("no_gradient")
+    assert event["batches"] == MAX_EMPTY_BATCHES
+    assert "the run ends at step 0 of" in event["text"]
+    assert "attempts earned 0 on average" in event["text"]
 
 
 # ------------------------------------------------------------------------------------------------ state

@@ -46,6 +46,13 @@ PLAIN = None
 class LazyGroup(TyperGroup):
     """Lists stand-ins with their help texts; imports the real command when it is resolved."""
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # here, because typer would make a silent exit of it
+            print("ludus: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and command.name in COMMANDS:

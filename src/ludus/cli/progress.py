@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from ludus.config import RunConfig
 
 PLAIN_EVERY_S = 5.0
+TOLD = ("collapse", "collapsed", "no_gradient", "stall")
+"""Events whose text a person must see when it happens: the run goes badly, or is about to end before its last step."""
 
 
 class Progress:
@@ -45,7 +47,7 @@ class Progress:
                 return
             if kind == "closed":
                 self._close()
-            elif kind in ("collapse", "collapsed"):
+            elif kind in TOLD:
                 self._warn(str(fields["text"]))
             elif self._console.is_terminal:
                 self._open()

@@ -45,7 +45,7 @@ def train(
     Device, dtype, batch sizes and the engine's memory are chosen by what is here; --dry-run prints them.
     """
     config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
-    result = interruptible(_train(config, resume=resume))
+    result = _train(config, resume=resume)
     if not result["finished"]:
         words = ["ludus", "train", *([str(run_file)] if run_file else []), *(overrides or [])]
         words += [word for flag in (("--model", model), ("--environments", environments)) if flag[1] for word in flag]
@@ -59,7 +59,7 @@ def train(
 def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Clone trajectories, or the environments' own solvers, into a model: a warm start."""
     config = resolve(run_file, overrides, command="sft", dry_run=dry_run)
-    result = interruptible(_sft(config))
+    result = _sft(config)
     print(f"Cloned {result['trajectories']} trajectories (success {result['success']:.0%}), loss {result['loss']:.3f}.")
     print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
 
@@ -74,12 +74,12 @@ def quickstart(
     began = time.monotonic()
     config = _fresh_name(resolve(run_file, overrides, command="quickstart", dry_run=False))
     print("Warm start: cloning a player who knows the rules and plays badly.")
-    warm = interruptible(_sft(config.model_copy(update={"name": f"{config.name}-sft"})))
+    warm = _sft(config.model_copy(update={"name": f"{config.name}-sft"}))
     model = config.model.model_copy(update={"name": warm["export"]})
     print(
         f"Cloned {warm['trajectories']} trajectories, of which {warm['success']:.0%} succeeded. Now reinforcement learning."
     )
-    result = interruptible(_train(config.model_copy(update={"model": model}), resume=False))
+    result = _train(config.model_copy(update={"model": model}), resume=False)
     if not result["finished"]:
         print(f"Stopped at step {result['version']}. Go on with:  ludus train {config.folder}/config.toml --resume")
         sys.exit(130)
@@ -147,16 +147,18 @@ def _listeners(config: RunConfig) -> list[Any]:
     return [Progress(config)]
 
 
-async def _sft(config: RunConfig) -> dict[str, Any]:
+def _sft(config: RunConfig) -> dict[str, Any]:
     from ludus.launch.cloning import sft as clone
 
-    return await clone(config, listeners=_listeners(config))
+    return interruptible(clone(config, listeners=_listeners(config)))
 
 
-async def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
-    from ludus.launch.local import train as train_run
+def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
+    from ludus.launch.local import (
+        train as train_run,
+    )  # outside the loop, where a Ctrl-C would wait for it to be imported
 
-    return await train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c)
+    return interruptible(train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c))
 
 
 def _stop_on_ctrl_c(loop: Loop) -> None:

@@ -33,6 +33,7 @@ import random
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, TypeVar
 
 from ludus.environments.environment import Session, isolation_of
@@ -244,6 +245,10 @@ def _reply(value: Any, *, by: str) -> Reply:
     if isinstance(value, str):
         return Reply(value)
     if isinstance(value, Reply):
+        if not isinstance(value.reward, Real):  # before rewards are summed up, where the message would be Python's own
+            raise TypeError(
+                f"{by} returned reward {value.reward!r:.60} ({type(value.reward).__name__}); expected a number"
+            )
         return value
     raise TypeError(f"{by} returned {type(value).__name__}; expected a str or a Reply")
 

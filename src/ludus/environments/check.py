@@ -29,7 +29,7 @@ from ludus.environments.host import Host
 from ludus.environments.registry import source_of
 from ludus.environments.sandboxing import Provider
 from ludus.environments.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
-from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
 from ludus.types import Action, Observation, Task, Tool
 
 T = TypeVar("T")
@@ -37,6 +37,8 @@ _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _LONG_CHARS = RolloutConfig().max_observation_chars
 AUDITED = 6
 """Tasks that each player of the audit plays."""
+MAX_HANGS = 2
+"""Calls that did not return, after which the check ends: every session would wait as long again, for hours."""
 DRAWS = 4
 """Times in a row that playing a task must move the global random state before its environment is blamed."""
 
@@ -67,6 +69,10 @@ def check(environment: Environment, *, num_tasks: int = 20, sandboxes: Provider 
     return asyncio.run(_Examination(environment, num_tasks=num_tasks, sandboxes=sandboxes).run())
 
 
+class _HangsAgain(Exception):
+    """Nothing more can be learnt from this environment."""
+
+
 class _Examination:
     def __init__(self, environment: Environment, *, num_tasks: int, sandboxes: Provider | None = None) -> None:
         self.environment = environment
@@ -76,6 +82,7 @@ class _Examination:
         self.findings: dict[str, Finding] = {}
         self.facts: dict[str, str] = {}
         self.tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
+        self.num_hangs = 0
 
     async def draws_again(self, sample: list[Task]) -> bool:
         """Somebody drew from the global state. An environment does so every time; a library's thread (a websocket's ping) hardly does."""
@@ -97,6 +104,14 @@ class _Examination:
         return True
 
     async def run(self) -> Report:
+        try:
+            await self.examine_all()
+        except _HangsAgain:
+            self.warning("not examined any further", f"{MAX_HANGS} calls did not return; mend that first")
+        await self.host.close()
+        return Report(self.environment.name, tuple(self.findings.values()), self.facts)
+
+    async def examine_all(self) -> None:
         await self.examine_tasks()
         sample = [task for split in SPLITS for task in _spread(self.tasks[split], self.num_tasks)]
         if sample:
@@ -107,8 +122,6 @@ class _Examination:
                     "it draws from the global random state",
                     "draw from the `rng` that setup gets, or make your own random.Random",
                 )
-        await self.host.close()
-        return Report(self.environment.name, tuple(self.findings.values()), self.facts)
 
     async def examine_play(self, sample: Sequence[Task]) -> None:
         await self.examine_first_prompt(sample)
@@ -385,6 +398,9 @@ class _Examination:
             yield
         except EnvironmentFailed as error:
             self.error(str(error), fix)
+            self.num_hangs += isinstance(error, TurnTimeout)
+            if self.num_hangs >= MAX_HANGS:
+                raise _HangsAgain from None
 
 
 def _summary(trials: Sequence[Trial]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from ludus.environments.author import AuthoredEnvironment, read_options, snake_case
 from ludus.environments.environment import Environment
-from ludus.errors import ConfigError, describe, nearest
+from ludus.errors import ConfigError, EnvironmentFailed, border, describe, nearest
 
 GROUP = "ludus.environments"
 BUILT_IN = {
@@ -91,9 +91,11 @@ def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None
                 f"environment {name!r} is an instance; options {dict(options)} can only be given to a class"
             )
         return cast(Environment, found)
-    if not hasattr(found, "open"):
-        return AuthoredEnvironment(found, name=name, options=options)
-    return _instance(found, name=name or snake_case(found.__name__), options=options or {})
+    name = name or snake_case(found.__name__)
+    with border(EnvironmentFailed, f"environment {name!r}: its constructor {found.__name__}() raised"):
+        if not hasattr(found, "open"):
+            return AuthoredEnvironment(found, name=name, options=options)
+        return _instance(found, name=name, options=options or {})
 
 
 def _instance(found: type, *, name: str, options: Mapping[str, Any]) -> Environment:

@@ -20,7 +20,7 @@ from typing import Any
 from ludus.environments.environment import Environment
 from ludus.environments.host import Host
 from ludus.environments.registry import find, make
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, TurnTimeout
 from ludus.types import Action, Observation, Task, ToolCall
 
 MAX_TURNS = 32
@@ -89,7 +89,7 @@ async def in_time(work: Any, *, where: str) -> Any:
         async with asyncio.timeout(TURN_S):
             return await work
     except TimeoutError:
-        raise EnvironmentFailed(f"{where} did not return within {TURN_S:.0f} s") from None
+        raise TurnTimeout(f"{where} did not return within {TURN_S:.0f} s") from None
 
 
 def fingerprint(value: Any) -> str:

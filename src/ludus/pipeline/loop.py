@@ -148,6 +148,7 @@ class Loop:
         self._counts: Counter[str] = Counter()
         self._failed_in_a_row = self._replaced_in_a_row = 0
         self._last_progress = time.monotonic()
+        self._last_group: Group | None = None
         self._trainer_thread = ThreadPoolExecutor(1, "trainer", initializer=on_trainer_thread)
         self._evaluation: asyncio.Task[None] | None = None
         self._delivery: asyncio.Task[None] | None = None
@@ -235,7 +236,7 @@ class Loop:
         if len(group.trajectories) < self.config.rollout.min_group_size:
             self._drop_small(draw, group)
             return
-        self._failed_in_a_row = 0
+        self._failed_in_a_row, self._last_group = 0, group
         algorithm = self.config.algorithm
         replaced = algorithm.filter == "dynamic" and not group_differs(shaped(group, config=algorithm))
         self.feed.settle(draw, group, replaced=replaced)
@@ -283,7 +284,16 @@ class Loop:
             await self._milestones(sides)
         await self._delivered()
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
-            self.recorder.event("no_gradient", batches=empty, version=self.trainer.version)
+            text = self._out_of_gradient()
+            self.recorder.event("no_gradient", batches=empty, version=self.trainer.version, text=text)
+
+    def _out_of_gradient(self) -> str:
+        version, steps, last = self.trainer.version, self.pipeline.steps, self._last_group
+        earned = "" if last is None else f" In the last one, {last.task.id}, {_earned(last)}."
+        return (
+            f"the run ends at step {version} of {steps}: for long no group had attempts that earned differently, and nothing else can be "
+            f"learnt from.{earned} Where nothing is won, warm the model up (`ludus sft`) or make the tasks easier; where all is, harder"
+        )
 
     async def _batch(self, groups: tuple[Group, ...]) -> Batch:
         """Where the run has a critic, its values are asked for in the trainer's thread, and are those of before the step."""
@@ -422,7 +432,9 @@ class Loop:
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
                 waiting = self.arena.activity.longest() or ["the trainer: every session has finished"]
-                self.recorder.event("stall", idle_s=round(idle_s), playing=len(self.buffer.playing), longest=waiting)
+                playing = len(self.buffer.playing)
+                text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; waited for longest: {'; '.join(waiting)}"
+                self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=waiting, text=text)
                 self._last_progress = time.monotonic()
 
     async def _until(self, ready: Callable[[], bool]) -> None:
@@ -435,6 +447,11 @@ class Loop:
 
     async def _in_trainer(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
+
+
+def _earned(group: Group) -> str:
+    rewards = [trajectory.reward for trajectory in group.trajectories]
+    return f"{len(rewards)} attempts earned {statistics.fmean(rewards):g} on average"
 
 
 def _nothing_to_train(num_groups: int, last: Group) -> LudusError:

@@ -45,16 +45,18 @@ SIZES: dict[str, dict[str, Any]] = {
         "model": "tiny", "world": "fake", "latency_s": 0.03, "tail": 1.4, "groups": 4, "group_size": 8, "staleness": 2, "skip": 0,
     },
     "cuda": {
-        "model": "0.5b", "world": "textcraft", "latency_s": 0.1, "tail": 1.5, "groups": 16, "group_size": 8, "staleness": 3, "skip": 4,
+        "model": "0.5b", "world": "textcraft", "latency_s": 0.1, "tail": 1.5, "groups": 32, "group_size": 8, "staleness": 3, "skip": 4,
     },
 }  # fmt: skip
 """What a device is given to do unless the command line says otherwise."""
 TURNS, DEPTHS = 10, [2, 3]
+THOUGHT = "I look at what I have and at what the goal needs, and then I get or craft what comes next."
+"""Said before every action: agents think aloud, and a turn without it would be a tenth of theirs."""
 WARM_STEPS = {"cpu": 30, "cuda": 80}
 
 
 class SlowTextcraft:
-    """Textcraft whose every answer takes its time."""
+    """Textcraft whose every answer takes its time, and whose solver thinks aloud."""
 
     description = "Textcraft, slowly."
 
@@ -74,7 +76,12 @@ class SlowTextcraft:
 class SlowSession:
     def __init__(self, session: Any, *, rng: random.Random, latency_s: float, tail: float) -> None:
         self._session, self._rng, self._latency_s, self._tail = session, rng, latency_s, tail
-        self.solve, self.random_action = session.solve, session.random_action
+
+    def solve(self) -> Action:
+        return _aloud(self._session.solve())
+
+    def random_action(self, rng: random.Random) -> Action:
+        return _aloud(self._session.random_action(rng))
 
     async def start(self) -> Observation:
         await self._wait()
@@ -83,7 +90,7 @@ class SlowSession:
 
     async def act(self, action: Action) -> Observation:
         await self._wait()
-        observation: Observation = self._session.act(action)
+        observation: Observation = self._session.act(replace(action, content=action.content.rpartition("\n")[2]))
         return observation
 
     def close(self) -> None:
@@ -92,6 +99,10 @@ class SlowSession:
     async def _wait(self) -> None:
         """`latency_s` in the median."""
         await asyncio.sleep(self._latency_s * self._rng.paretovariate(self._tail) / 2 ** (1 / self._tail))
+
+
+def _aloud(action: Action) -> Action:
+    return replace(action, content=f"{THOUGHT}\n{action.content}")
 
 
 # ------------------------------------------------------------------------------------------------ runs
@@ -107,7 +118,7 @@ def run_config(
     else:
         options = {"latency_s": latency_s, "tail": given.tail}
         environments = {"slow_textcraft": {"source": f"{__file__}:SlowTextcraft", "options": options}}
-        rollout = {"max_turn_tokens": 48, "max_tokens": 2048, "max_invalid": TURNS, "max_turns": TURNS}
+        rollout = {"max_turn_tokens": 96, "max_tokens": 2048, "max_invalid": TURNS, "max_turns": TURNS}
     sessions = (bound + 1) * given.groups * given.group_size
     on_gpu = given.device == "cuda"
     return parse_config(
@@ -191,17 +202,18 @@ def make_shape(folder: Path, *, device: str) -> str:
 
 def measured(config: RunConfig, *, skip: int) -> dict[str, Any]:
     """A whole run, counted from the end of step `skip` on."""
-    trained = dropped = 0.0
+    trained = dropped = sampled = 0.0
     turns: list[float] = []
     began = ended = began_at = 0.0
 
     def listen(kind: str, fields: Any) -> None:
-        nonlocal trained, dropped, began, ended, began_at
+        nonlocal trained, dropped, sampled, began, ended, began_at
         first = "metrics" if skip else "started"
         if kind == first and fields.get("step", 0) == skip:
             began, began_at = time.perf_counter(), time.time()
         elif kind == "metrics" and fields["step"] > skip:
             trained += fields["trajectories/trained"]
+            sampled += fields["optimizer/sampled_tokens"]
             turns.extend(value for name, value in fields.items() if name.startswith("train/turns/"))
             dropped += sum(value for name, value in fields.items() if name.startswith("groups/dropped"))
             ended = time.perf_counter()
@@ -224,6 +236,7 @@ def measured(config: RunConfig, *, skip: int) -> dict[str, Any]:
         "per_s": trained / (ended - began),
         "trained": trained,
         "turns": round(statistics.mean(turns), 2),
+        "tokens_per_turn": round(sampled / trained / statistics.mean(turns), 1),
         "dropped_groups": dropped,
         "gpu_busy": round(statistics.mean(busy), 3) if busy else None,
         "engine_busy": round(whole.busy, 3),
@@ -310,6 +323,7 @@ def main() -> None:
         "synchronous_per_s": round(statistics.median(r["per_s"] for r in sides["synchronous"]), 2),
         "trained": middle["trained"],
         "turns": middle["turns"],
+        "tokens_per_turn": middle["tokens_per_turn"],
         "asynchronous_dropped_groups": [r["dropped_groups"] for r in sides["asynchronous"]],
         **{name: middle[name] for name in ("gpu_busy", "engine_busy", "trainer_busy", "pause_ms", "tokens_per_s", "mfu", "hit_rate")},
         **{name: getattr(given, name) for name in ("latency_s", "tail", "groups", "group_size", "staleness", "steps")},

@@ -22,6 +22,9 @@ def test_new_writes_an_environment_of_twenty_lines_that_passes_its_own_test(tmp_
     assert ludus("new", "my_game", "--folder", str(tmp_path)).exit_code == 0
     code = [line for line in (tmp_path / "my_game.py").read_text().splitlines() if line.strip()]
     assert len(code) <= 20
+    watched = ludus("play", str(tmp_path / "my_game.py"), "--player", "solver")
+    assert watched.exit_code == 0, "docs/environments.md watches its solver, and clones it for a warm start"
+    assert "reward 1" in watched.output
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert run.returncode == 0, run.stdout

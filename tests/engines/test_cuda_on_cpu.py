@@ -107,6 +107,51 @@ def test_the_same_seed_says_the_same_whether_it_had_to_give_way_or_not(cuda, mon
     assert tight == roomy
 
 
+def sizes_of(engine):
+    return [sorted(passes._graphs) for passes in engine._policies._passes_of("current")]
+
+
+def test_an_engine_without_work_captures_every_graph_it_may_need(cuda):
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=5, max_cached=8, memory=1.0) as engine:
+            await engine.generate([1, 2], sampling=tokens(3), session_id="a")
+            while engine._policies._warms:
+                await asyncio.sleep(0.01)
+            warm = sizes_of(engine)
+            gaps = await asyncio.gather(*(converse(engine, name=name, turns=3) for name in range(7)))
+            return warm, sizes_of(engine), max(gaps)
+
+    (prompts, decodes), later, worst = asyncio.run(main())
+    assert decodes == [1, 2, 4, 5]
+    assert prompts[:3] == [64, 96, 128]
+    assert later == [prompts, decodes], "nothing is captured while somebody waits"
+    assert worst < 1e-4
+
+
+def test_without_memory_for_it_a_graph_is_captured_when_it_is_needed(cuda, monkeypatch):
+    graphs, tried = importlib.import_module("ludus.engines.graphs"), []
+
+    def captured(work, **_):
+        tried.append(work)
+        if len(tried) == 1:
+            raise torch.OutOfMemoryError("as ordered")
+        return Replayed(work)
+
+    monkeypatch.setattr(graphs, "captured", captured)
+
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=5, max_cached=8, memory=1.0) as engine:
+            while engine._policies._warms:
+                await asyncio.sleep(0.01)
+            before = sizes_of(engine), engine._policies.num_pages
+            return before, await converse(engine, name=1, turns=2), engine._policies.num_pages
+
+    ((prompts, decodes), pages), worst, later = asyncio.run(main())
+    assert (prompts, decodes) == ([], [])
+    assert worst < 1e-4
+    assert later == pages, "the cache is not halved for something nobody waits for"
+
+
 def test_copies_go_together_unless_one_reads_or_writes_what_another_wrote(cuda):
     def copy(source, target):
         return Copy(0, 0, 1, (source,), (target,))
@@ -243,7 +288,7 @@ def test_every_pass_load_and_score_is_on_the_engines_own_stream_and_a_load_is_wa
 def test_other_threads_python_keeps_a_gpus_engine_from_its_next_launch_for_a_moment_only(cuda):
     sys.setswitchinterval(0.005)  # Python's own
     asyncio.run(_say_something())
-    assert sys.getswitchinterval() <= embedded_module.SWITCH_S
+    assert sys.getswitchinterval() <= embedded_module.GPU_SWITCH_S
     sys.setswitchinterval(1e-5)
     asyncio.run(_say_something())
     assert sys.getswitchinterval() == pytest.approx(1e-5), "whoever wants less has it"

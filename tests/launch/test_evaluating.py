@@ -51,6 +51,6 @@ def test_attempts_that_the_world_ended_are_reported_as_unscored_not_as_lost(smal
 def test_an_environment_that_cannot_be_started_is_named_at_the_start(small_model, tmp_path):
     broken = {"fake": {"source": FAKE, "options": {"fault": "hang", "fault_in": "start", "blocking": False}}}
     config = make_config(tmp_path, small_model, environments=broken, rollout={"turn_timeout_s": 0.05})
-    with pytest.raises(EnvironmentFailed, match=r"'fake' could not be started in 3 tries.*ludus env check fake"):
+    with pytest.raises(EnvironmentFailed, match=rf"'fake' could not be started in 3 tries.*ludus env check {FAKE}"):
         asyncio.run(evaluate_model(config))
     assert not (config.folder / "config.toml").exists()

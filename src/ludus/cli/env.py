@@ -20,7 +20,7 @@ Options = Annotated[list[str] | None, typer.Option("--options", "-o", help="key=
 
 _ENVIRONMENT = '''"""An environment for Ludus: `ludus env check {name}.py`, `ludus env play {name}.py`."""
 
-from ludus.environments import Reply, tool
+from ludus.environments import Reply, ToolCall, tool
 
 
 class {cls}:
@@ -39,6 +39,9 @@ class {cls}:
     def answer(self, value: int):
         """Give the sum."""
         return Reply("right", reward=1, done=True) if value == self.sum else "wrong, try again"
+
+    def solve(self):
+        return ToolCall("answer", {{"value": self.sum}})
 '''
 _TEST = """from pathlib import Path
 

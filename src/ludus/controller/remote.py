@@ -281,7 +281,8 @@ class RemoteSession:
                 await self._call("close", Close(*self._who))
         except (LudusError, TimeoutError) as error:
             if not self._over:
-                _log.warning("session %s was not closed, its lease will: %s", self._opened.session_id, error)
+                why = str(error) or f"no answer within {CLOSE_S:g} s"
+                _log.warning("session %s was not closed, its lease will end it: %s", self._opened.session_id, why)
         finally:
             self._client.live.pop(self._opened.session_id, None)
 

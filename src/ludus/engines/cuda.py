@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from ludus.engines.graphs import Decoder, Piece, Prompter, Row
 from ludus.engines.noise import Noise
+from ludus.engines.packed import Packed
 from ludus.engines.pages import Pages, pages_within
 from ludus.engines.plan import Copy, Drawn, Pass, Plan, Spill
 from ludus.engines.policies import Policies
@@ -29,6 +30,8 @@ from ludus.models.cached_attention import Shape
 from ludus.models.faults import is_out_of_memory
 from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.served import serve
+from ludus.models.transfer import fetched, placed
+from ludus.types import CURRENT
 
 
 class CudaPolicies(Policies):
@@ -86,12 +89,12 @@ class CudaPolicies(Policies):
 
     def _allocate(self, count: int) -> None:
         """Tables: a row for every slot, one for scoring, and one of nobody's pages. Half as many pages where the memory is not there."""
-        self.num_pages, self._pool = count, graph_pool()
+        self.num_pages, self._pool, self._warms = count, graph_pool(), True
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
-        self._tables = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32, device=self.device)
-        self._tables_here = torch.zeros((self._num_slots + 2, self._each), dtype=torch.int32)
-        self._tables_here[self._scoring] = torch.arange(1 + count, 1 + count + self._each)
-        self._tables.copy_(self._tables_here)
+        self._packed = Packed(self.device, tables=((self._num_slots + 2, self._each), torch.int32))
+        self._packed.host["tables"][self._scoring] = range(1 + count, 1 + count + self._each)
+        self._packed.bring()
+        self._tables = self._packed.device["tables"]
         try:
             pages = 1 + count + self._each
             self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
@@ -123,6 +126,16 @@ class CudaPolicies(Policies):
         self._allocate(less)
         return True
 
+    def warm(self) -> bool:
+        """One more of the graphs that the current policy may need; where there is no memory for it, it waits until it is needed."""
+        try:
+            self._warms = self._warms and any(passes.warm() for passes in self._passes_of(CURRENT))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._warms = False
+        return self._warms
+
     def prepare(self, plan: Plan) -> None:
         if plan.tables:
             self._place(plan.tables)
@@ -132,19 +145,19 @@ class CudaPolicies(Policies):
                 for each in copies
                 for source, target in zip(each.source_pages, each.target_pages, strict=True)
             ]
-            sources, targets = torch.tensor(pairs, device=self.device).t()
+            sources, targets = placed(torch.tensor(pairs), self.device).t()
             self.pages.copy(sources, targets)
 
     def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
-        here = self._tables_here.numpy()
+        here = self._packed.host["tables"]
         for slot, pages in tables.items():
             here[slot, : len(pages)], here[slot, len(pages) :] = pages, 0
-        self._tables.copy_(self._tables_here)
+        self._packed.bring()
         for _, decoder in self._passes.values():
             decoder.moved = True
 
     def clear(self, spill: Spill) -> None:
-        self.pages.clear(torch.tensor(spill.pages, dtype=torch.long, device=self.device))
+        self.pages.clear(placed(torch.tensor(spill.pages, dtype=torch.long), self.device))
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         super().install(policy, tensors)
@@ -179,7 +192,8 @@ class CudaPolicies(Policies):
         prompter, _ = self._passes_of(policy)
         logits = prompter.score(ids, slot=self._scoring)[:-1]
         logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
-        scores: list[float] = logprobs.gather(-1, torch.tensor(ids[1:], device=self.device)[:, None])[:, 0].tolist()
+        chosen = logprobs.gather(-1, placed(torch.tensor(ids[1:]), self.device)[:, None])[:, 0]
+        scores: list[float] = fetched(chosen).tolist()
         return scores
 
     def _passes_of(self, policy: str) -> tuple[Prompter, Decoder]:

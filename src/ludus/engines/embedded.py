@@ -42,9 +42,10 @@ DECODE_STEPS = 8
 """Tokens drawn in a row on a GPU before the host looks: it would otherwise be what the device waits for."""
 GATHER_S, QUIET_S = 0.005, 0.001
 """How long a GPU's thread waits for the next turns of sequences that ended together, and how long when none comes."""
-SWITCH_S = 0.0002
-"""How long another thread may run Python on while a GPU's thread waits to launch its next kernels. A launch gives up the interpreter's
-lock, and by default Python hands it back after 5 ms: at a dozen launches a block that is several times what the block takes."""
+SWITCH_S, GPU_SWITCH_S = 0.0002, 0.00002
+"""How long another thread may run Python on while one waits to launch what it computes next. A launch gives up the interpreter's lock, and
+by default Python hands it back after 5 ms: at a dozen launches a block, or thousands a training step, that is several times what they
+take. On a GPU, where a launch is short, less than on a CPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class EmbeddedEngine:
         num_slots = max(config.max_cached, config.max_running)
         decode_steps = DECODE_STEPS if on_gpu else 1
         if on_gpu:
-            sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+            sys.setswitchinterval(min(GPU_SWITCH_S, sys.getswitchinterval()))
             from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
 
             self._policies: Policies = CudaPolicies(
@@ -272,8 +273,11 @@ class EmbeddedEngine:
         self._end(failure)
 
     def _take_commands(self) -> bool:
-        """Everything that came in since the last step; sleeps when there is nothing to compute. False: close."""
+        """Everything that came in since the last step; when there is nothing to compute, makes ready what may be needed, and then
+        sleeps. False: close."""
         block = not (self._schedule.running or self._schedule.waiting)
+        while block and self._inbox.empty() and self._policies.warm():
+            pass
         patience_s = self._patience_s()
         give_up = math.inf if block else time.perf_counter() + patience_s
         while not self._closing:

@@ -4,12 +4,13 @@ Decoder: many sequences, several tokens each, without the host in between. Each 
 token as the input of the next step. The host hears of the tokens once per block of steps, and finds out then which sequences were over
 before its end; what they said after that is thrown away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
 
-Graphs are captured for batches of a few sizes, when first needed; a batch is filled up with rows that write to nobody's page.
+Graphs are captured for batches of a few sizes, when first needed, or before, by `warm`, while there is nothing else to do; a batch is
+filled up with rows that write to nobody's page.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -115,6 +116,10 @@ class Decoder:
         if moved or not goes_on:
             torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
 
+    def warm(self) -> bool:
+        """Captures one more graph; False when all are there."""
+        return _warm(self._graph, self._graphs, size=bucket, most=self._max_rows)
+
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
             self._held = None
@@ -162,17 +167,16 @@ class Prompter:
         self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
         self._max_pieces = max_pieces
         self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
-        # ids, positions and rows of tokens; then three columns of blocks; then slots, kept tokens and noise of pieces
-        self._columns = torch.zeros((3, max_tokens), dtype=torch.int64, device=device)
         self._given = Packed(
             device,
+            columns=((3, max_tokens), torch.int64),  # ids, positions and rows of tokens
             blocks=((3, self._max_blocks), torch.int64),
-            each=((3, max_pieces), torch.int64),
+            each=((3, max_pieces), torch.int64),  # slots, kept tokens and noise of pieces
             temperatures=((max_pieces,), torch.float32),
         )
         self._given.host["temperatures"][:] = 1.0
         self._given.bring()
-        self._blocks, self._each, self._temperatures = self._given.device.values()
+        self._columns, self._blocks, self._each, self._temperatures = self._given.device.values()
         self._tables = torch.zeros((max_pieces, tables.shape[1]), dtype=torch.int32, device=device)
         self._said = Packed(device, tokens=((max_pieces,), torch.int64), logprobs=((max_pieces,), torch.float32))
         self._tokens, self._logprobs = self._said.device.values()
@@ -201,17 +205,15 @@ class Prompter:
         return self._forward(self._columns[0, :size], self._paged(size), None)
 
     def _upload(self, pieces: Sequence[Piece], counts: list[int], size: int) -> None:
-        num = sum(counts)
-        columns = np.zeros((3, size), np.int64)
-        ids, positions, rows = columns[:, :num]
+        num, given = sum(counts), self._given.host
+        ids, positions, rows = given["columns"][:, :num]
         ids[:] = np.fromiter(chain.from_iterable(piece.ids for piece in pieces), np.int64, count=num)
         rows[:] = np.repeat(np.arange(len(counts)), counts)
         firsts = np.cumsum(counts) - counts
         positions[:] = np.arange(num) + np.repeat([piece.start for piece in pieces] - firsts, counts)
-        columns[2, num:] = self._max_pieces - 1  # tokens that fill up the batch belong to a sequence of nobody's pages
-        self._columns[:, :size].copy_(torch.from_numpy(columns))
+        # tokens that fill up the batch belong to a sequence of nobody's pages
+        given["columns"][:, num:size] = ((0,), (0,), (self._max_pieces - 1,))
         blocks = blocks_of(counts)
-        given = self._given.host
         given["blocks"][:, : len(blocks)] = np.array(blocks).T
         given["blocks"][:, len(blocks) :] = ((-1,), (0,), (0,))
         slots, keep, origins = given["each"]
@@ -224,6 +226,10 @@ class Prompter:
         given["temperatures"][drawn:] = 1.0
         self._given.bring()
         torch.index_select(self._slot_tables, 0, self._each[0], out=self._tables)
+
+    def warm(self) -> bool:
+        """As the decoder's."""
+        return _warm(self._graph, self._graphs, size=tokens_bucket, most=self._max_tokens)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
@@ -259,6 +265,22 @@ def tokens_bucket(num: int, *, most: int) -> int:
         power = 1 << (size.bit_length() - 1)
         size = size + power // 2 if size == power else 2 * power
     return min(size, most)
+
+
+def _warm(capture: Callable[[int], object], captured: Container[int], *, size: Callable[..., int], most: int) -> bool:
+    """The largest that is missing: what it allocates serves the smaller ones too."""
+    missing = next((each for each in _sizes(size, most=most) if each not in captured), None)
+    if missing is not None:
+        capture(missing)
+    return missing is not None
+
+
+def _sizes(size: Callable[..., int], *, most: int) -> list[int]:
+    """All that `size` makes of 1 .. most, the largest first."""
+    found = [size(1, most=most)]
+    while found[-1] < most:
+        found.append(size(found[-1] + 1, most=most))
+    return found[::-1]
 
 
 def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:

@@ -73,6 +73,10 @@ class Policies:
         """The memory that slots share; None where each has its own."""
         return None
 
+    def warm(self) -> bool:
+        """Makes one thing ready that a pass may need later, while nobody waits; False when there is none left."""
+        return False
+
     def shrink(self) -> bool:
         """Makes do with less memory, and forgets what was cached; False where that cannot be."""
         return False

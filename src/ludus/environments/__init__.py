@@ -5,5 +5,8 @@ from ludus.environments.check import Finding, Report, check
 from ludus.environments.environment import Environment, Session
 from ludus.environments.registry import make, names, wrap
 from ludus.environments.tools import tool
+from ludus.types import Action, ToolCall
 
-__all__ = ["Environment", "Finding", "Reply", "Report", "Session", "check", "make", "names", "tool", "wrap"]
+__all__ = [
+    "Action", "Environment", "Finding", "Reply", "Report", "Session", "ToolCall", "check", "make", "names", "tool", "wrap",
+]  # fmt: skip

@@ -97,6 +97,8 @@ class AuthoredEnvironment:
     def _new(self) -> Any:
         try:
             return self.author(**self._given)
+        except ConfigError:  # says itself what is wrong: a package that is missing, for instance
+            raise
         except ValueError as error:
             raise ConfigError(f"environment {self.name!r} refuses options {dict(self.options)}: {error}") from error
 

@@ -72,6 +72,7 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
             f"nothing to clone: of {len(trajectories)} trajectories none was scored"
             + ("" if least is None else f" with a reward of at least {least:g} (sft.min_reward)")
             + (f". The latest failure was: {causes[-1]}" if causes else "")
+            + ". Mend what fails, lower sft.min_reward, or clone others' trajectories (`ludus collect --model M`, sft.trajectories)"
         )
     return wanted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -33,9 +34,12 @@ CORPUS_SESSIONS = 24
 """Sessions per environment whose text the tokenizer of `tiny` is trained on."""
 CORPUS_S = 20.0
 """A session that takes longer has said enough."""
+PATIENCE_S = 30.0
+"""An environment that lists tasks for longer than this is named while it is waited for."""
 START_TRIES = 3
 SPLITS = ("train", "dev", "test")
 """Named to whoever asks for another."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ class Stage:
         return {name: turns for name, turns in chosen.items() if turns}
 
     async def tasks(self, split: str) -> dict[str, list[Task]]:
-        return {name: await self.client.tasks(name, split) for name in self.environments}
+        limit_s = self.config.rollout.session_timeout_s
+        return {name: await _tasks(self.client, name, split=split, limit_s=limit_s) for name in self.environments}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +90,8 @@ async def make_stage(config: RunConfig, *, folder: Path, split: str = "train") -
     """The environments, each with a session of `split` started. What the run's own workers say goes to `folder`."""
     client = await make_client(config, folder=folder)
     try:
-        environments, limit_s = client.environments(), config.rollout.turn_timeout_s
-        first = {name: await _first_observation(client, name, split=split, limit_s=limit_s) for name in environments}
+        environments = client.environments()
+        first = {name: await _first_observation(client, name, split=split, config=config) for name in environments}
         return Stage(config, environments, client, first)
     except BaseException:
         await client.close()
@@ -108,7 +113,8 @@ async def _parts_on(stage: Stage, *, folder: Path) -> Parts:
     devices = devices_of(config)
     model_folder = config.model.name
     if model_folder == "tiny":
-        corpus = [text async for text in _corpus(client, environments)]
+        max_chars = config.rollout.max_observation_chars
+        corpus = [text[:max_chars] async for text in _corpus(client, environments)]
         model_folder = str(make_tiny(folder / "tiny", corpus=corpus, seed=config.seed))
     tokenizer = load_tokenizer(model_folder)
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
@@ -147,9 +153,26 @@ def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
     )
 
 
-async def _first_observation(client: Client, name: str, *, split: str, limit_s: float) -> Observation:
+async def _tasks(client: Client, name: str, *, split: str, limit_s: float) -> list[Task]:
+    """Author code that reads or makes them may take long, and may hang."""
+    asking = asyncio.ensure_future(client.tasks(name, split))
+    try:
+        async with asyncio.timeout(limit_s):
+            if not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
+                _log.warning("environment %r: tasks(%r) takes more than %g s", name, split, PATIENCE_S)
+            return await asking
+    except TimeoutError:
+        raise EnvironmentFailed(
+            f"environment {name!r}: tasks({split!r}) did not return within {limit_s:g} s (rollout.session_timeout_s)"
+        ) from None
+    finally:
+        asking.cancel()
+
+
+async def _first_observation(client: Client, name: str, *, split: str, config: RunConfig) -> Observation:
     """What the environment says first, in one of several tries: one bad session must not keep a run from starting."""
-    tasks = await client.tasks(name, split)
+    limit_s = config.rollout.turn_timeout_s
+    tasks = await _tasks(client, name, split=split, limit_s=config.rollout.session_timeout_s)
     if not tasks:
         others = [other for other in SPLITS if other != split and await client.tasks(name, other)]
         raise ConfigError(
@@ -162,11 +185,13 @@ async def _first_observation(client: Client, name: str, *, split: str, limit_s: 
             async with opened(client, tasks[number % len(tasks)], seed=number, timeout_s=limit_s) as session:
                 async with asyncio.timeout(limit_s):
                     return await session.start()
-        except (EnvironmentFailed, WorkerLost, TimeoutError) as error:
+        except TimeoutError:
+            cause = f"it did not answer within {limit_s:g} s (rollout.turn_timeout_s)"
+        except (EnvironmentFailed, WorkerLost) as error:
             cause = describe(error)
     raise EnvironmentFailed(
         f"environment {name!r} could not be started in {START_TRIES} tries; the latest cause was: {cause}. "
-        f"`ludus env check {name}` plays it without a model."
+        f"`ludus env check {config.environments[name].source or name}` plays it without a model."
     )
 
 

@@ -69,10 +69,14 @@ def join(model: PreTrainedModel) -> None:
 def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
     from ludus.models.lean_gpu import Projected
 
-    weights = [each.weight for each in projections]
-    biases = [each.bias for each in projections if each.bias is not None]
-    out: Tensor = Projected.apply(x, owner.joined.weight, owner.joined.bias, *weights, *biases)  # type: ignore[no-untyped-call]
+    parts = _parts(projections)
+    out: Tensor = Projected.apply(x, owner.joined.weight, owner.joined.bias, *parts)  # type: ignore[no-untyped-call]
     return out
+
+
+def _parts(projections: list[Any]) -> list[Tensor]:
+    """Weights, then biases."""
+    return [each.weight for each in projections] + [each.bias for each in projections if each.bias is not None]
 
 
 class _Layer(nn.Module):
@@ -141,17 +145,18 @@ class _Attention(nn.Module):
         this: Any = self
         shape = (*hidden.shape[:-1], -1, this.head_dim)
         projections = [this.q_proj, this.k_proj, this.v_proj]
+        heads = [projection.out_features // this.head_dim for projection in projections]
         if getattr(this, "joined", None) is None:
             query, key, value = (projection(hidden).view(shape) for projection in projections)
+        elif hasattr(this, "q_norm"):
+            query, key, value = _projected(hidden, this, projections).view(shape).split(heads, dim=2)
         else:
-            heads = [projection.out_features // this.head_dim for projection in projections]
-            together = _projected(hidden, this, projections).view(shape)
-            if not hasattr(this, "q_norm"):
-                from ludus.models.lean_gpu import RotateTogether
+            from ludus.models.lean_gpu import Heads
 
-                parts: tuple[Tensor, Tensor, Tensor] = RotateTogether.apply(together, cos, sin, heads)  # type: ignore[no-untyped-call]
-                return parts
-            query, key, value = together.split(heads, dim=2)
+            parts: tuple[Tensor, Tensor, Tensor] = Heads.apply(  # type: ignore[no-untyped-call]
+                hidden, cos, sin, this.joined.weight, this.joined.bias, heads, *_parts(projections)
+            )
+            return parts
         if hasattr(this, "q_norm"):
             query, key = this.q_norm(query), this.k_norm(key)
         query, key = (_rotate(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))

@@ -38,17 +38,63 @@ class Projected(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
         """`parts`: weights, then biases, of which `weight` and `bias` are made; they get the gradients."""
         ctx.save_for_backward(x, weight)
+        ctx.sizes = _sizes(parts, has_bias=bias is not None)
         ctx.has_bias = bias is not None
-        ctx.sizes = [len(part) for part in (parts[: len(parts) // 2] if bias is not None else parts)]
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, weight = ctx.saved_tensors
-        flat = dy.reshape(-1, dy.shape[-1])
-        dw = flat.t() @ x.reshape(-1, x.shape[-1])
-        db = flat.sum(0).split(ctx.sizes) if ctx.has_bias else ()
-        return (flat @ weight).view_as(x), None, None, *dw.split(ctx.sizes), *db
+        dx, parts = _of_projections(dy, *ctx.saved_tensors, sizes=ctx.sizes, has_bias=ctx.has_bias)
+        return dx, None, None, *parts
+
+
+class Heads(torch.autograd.Function):
+    """x W^T + b as in `Projected`, cut into queries and keys, both rotated, and values: (1, tokens, heads, head_dim) each, views of one
+    tensor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        heads: list[int],
+        *parts: Tensor,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(x, weight, cos, sin)
+        ctx.heads, ctx.has_bias, ctx.sizes = heads, bias is not None, _sizes(parts, has_bias=bias is not None)
+        out = torch.nn.functional.linear(x, weight, bias).view(*x.shape[:-1], sum(heads), -1)
+        rotated = out[0, :, : heads[0] + heads[1]]
+        kernels.rotate(rotated, cos[0], sin[0], out=rotated)
+        query, key, value = out.split(heads, dim=2)
+        return query, key, value
+
+    @staticmethod
+    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, cos, sin = ctx.saved_tensors
+        dy = torch.empty((1, x.shape[1], sum(ctx.heads), by[0].shape[3]), dtype=x.dtype, device=x.device)
+        query, key, value = dy[0].split(ctx.heads, dim=1)
+        for slope, out in zip(by[:2], (query, key), strict=True):
+            kernels.rotate(slope[0].contiguous(), cos[0], sin[0], back=True, out=out)
+        value.copy_(by[2][0])
+        dx, parts = _of_projections(dy.flatten(2), x, weight, sizes=ctx.sizes, has_bias=ctx.has_bias)
+        return dx, None, None, None, None, None, *parts
+
+
+def _sizes(parts: tuple[Tensor, ...], *, has_bias: bool) -> list[int]:
+    return [len(part) for part in (parts[: len(parts) // 2] if has_bias else parts)]
+
+
+def _of_projections(
+    dy: Tensor, x: Tensor, weight: Tensor, *, sizes: list[int], has_bias: bool
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The gradients of x, and of each projection's weight, then bias."""
+    flat = dy.reshape(-1, dy.shape[-1])
+    dw = flat.t() @ x.reshape(-1, x.shape[-1])
+    db = flat.sum(0).split(sizes) if has_bias else ()
+    return (flat @ weight).view_as(x), (*dw.split(sizes), *db)
 
 
 class SiluTimes(torch.autograd.Function):
@@ -73,25 +119,3 @@ def _gate_and_up(given: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
     flat = [each.view(-1, each.shape[-1]) for each in given]
     gate, up = flat if len(flat) == 2 else flat[0].chunk(2, dim=-1)
     return gate, up
-
-
-class RotateTogether(torch.autograd.Function):
-    """(1, tokens, all heads, head_dim) -> queries and keys, rotated, and values."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, heads: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(cos, sin)
-        ctx.heads = heads
-        rotated = kernels.rotate(x[0, :, : heads[0] + heads[1]], cos[0], sin[0])[None]
-        query, key = rotated.split(heads[:2], dim=2)
-        return query, key, x[:, :, heads[0] + heads[1] :]
-
-    @staticmethod
-    def backward(ctx: Any, *by: Tensor) -> tuple[Tensor, None, None, None]:
-        cos, sin = ctx.saved_tensors
-        dx = torch.empty((1, by[0].shape[1], sum(ctx.heads), by[0].shape[3]), dtype=by[0].dtype, device=by[0].device)
-        query, key, value = dx[0].split(ctx.heads, dim=1)
-        for slope, out in zip(by[:2], (query, key), strict=True):
-            kernels.rotate(slope[0].contiguous(), cos[0], sin[0], back=True, out=out)
-        value.copy_(by[2][0])
-        return dx, None, None, None

@@ -153,7 +153,8 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
 
 
 def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
-    q, k, v = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (N, heads, head_dim)
+    # (N, heads, head_dim), strided as they come; squeezed, since the gradient of an index would be a copy into zeros
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     bounds, longest = segments.bounds, segments.longest
     # what torch's varlen_attn calls, which would have key-value heads repeated before torch 2.13, and keeps the host longer
     out: Tensor = torch.ops.aten._flash_attention_forward(

@@ -44,12 +44,31 @@ def _seen(row, column, ends, tokens):
 
 
 @triton.jit
-def _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION: tl.constexpr):
+def _slopes(
+    q, k, v, slope, total, delta, row, column, ends, tokens, scale, WHOLE: tl.constexpr, PRECISION: tl.constexpr
+):
     """Of a tile: the weights it had, and the gradient of its scores."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-    weights = tl.where(_seen(row, column, ends, tokens), tl.exp2(scores - total[:, None]), 0.0)
+    weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - total[:, None])
+    if not WHOLE:
+        weights = tl.where(_seen(row, column, ends, tokens), weights, 0.0)
     by_weights = tl.dot(slope, tl.trans(v), input_precision=PRECISION)
     return weights, weights * (by_weights - delta[:, None])
+
+
+@triton.jit
+def _attended(
+    highest, total, summed, q, k, v, row, column, ends, tokens, scale, WHOLE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """What a row has found so far, and what it finds in one more tile."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    if not WHOLE:
+        scores = tl.where(_seen(row, column, ends, tokens), scores, -float("inf"))
+    higher = tl.maximum(highest, tl.max(scores, 1))
+    base = higher if WHOLE else tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen nothing yet
+    shrink = tl.exp2(highest - base)
+    weights = tl.exp2(scores - base[:, None])
+    summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+    return higher, total * shrink + tl.sum(weights, 1), summed
 
 
 @triton.jit
@@ -82,19 +101,21 @@ def _forward(
     highest = tl.full([ROWS], -float("inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, DIM_P], tl.float32)
-    for number in range(0, tl.load(counts + block)):
+    wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
+    for number in range(0, wholes):
         column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
         k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
         v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
-        scores = tl.where(_seen(row, column, ends, tokens), scores, -float("inf"))
-        higher = tl.maximum(highest, tl.max(scores, 1))
-        base = tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen nothing yet
-        shrink = tl.exp2(highest - base)
-        weights = tl.exp2(scores - base[:, None])
-        total = total * shrink + tl.sum(weights, 1)
-        summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
-        highest = higher
+        highest, total, summed = _attended(
+            highest, total, summed, q, k, v, row, column, ends, tokens, scale, True, PRECISION
+        )
+    for number in range(wholes, visited):
+        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+        highest, total, summed = _attended(
+            highest, total, summed, q, k, v, row, column, ends, tokens, scale, False, PRECISION
+        )
     _store(out, row, HEADS * DIM, head, dim, tokens, summed / total[:, None], DIM)
     tl.store(sums + head * tokens + row, highest + tl.log2(total), mask=row < tokens)
 
@@ -134,11 +155,18 @@ def _of_queries(
     tl.store(deltas + head * tokens + row, delta, mask=row < tokens)
     total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
     summed = tl.zeros([ROWS, DIM_P], tl.float32)
-    for number in range(0, tl.load(counts + block)):
+    wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
+    for number in range(0, wholes):
         column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
         k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
         v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION)
+        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, True, PRECISION)
+        summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
+    for number in range(wholes, visited):
+        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, False, PRECISION)
         summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
     _store(of_query, row, HEADS * DIM, head, dim, tokens, summed * (scale / LOG2_E), DIM)
 
@@ -168,26 +196,33 @@ def _of_keys(
     DIM_P: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    PART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """From one query head, PART queries at a time. Heads that read the same keys have programs of their own: those of a common beginning
-    have by far the most to do, and are few."""
+    """From one query head. Heads that read the same keys have programs of their own: those of a common beginning have by far the most to
+    do, and are few."""
     block, head = tl.program_id(0), tl.program_id(1)
     column, dim = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, DIM_P)
     k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
     v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
     of_k = tl.zeros([COLUMNS, DIM_P], tl.float32)
     of_v = tl.zeros([COLUMNS, DIM_P], tl.float32)
-    parts = ROWS // PART
-    for number in range(0, tl.load(counts + block) * parts):
-        first = tl.load(lists + block * longest + number // parts) * ROWS + number % parts * PART
-        row = first + tl.arange(0, PART)
+    wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
+    for number in range(0, wholes):
+        row = tl.load(lists + block * longest + number) * ROWS + tl.arange(0, ROWS)
         q = _block(query, row, query_stride, head, dim, tokens, DIM)
         slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
         total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
         delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
-        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, PRECISION)
+        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, True, PRECISION)
+        of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
+        of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
+    for number in range(wholes, visited):
+        row = tl.load(lists + block * longest + number) * ROWS + tl.arange(0, ROWS)
+        q = _block(query, row, query_stride, head, dim, tokens, DIM)
+        slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
+        total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
+        delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
+        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, False, PRECISION)
         of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
         of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
     _store(of_key, column, HEADS * DIM, head, dim, tokens, of_k * (scale / LOG2_E), DIM)
@@ -214,7 +249,7 @@ def backward(
     tokens, heads, dim = query.shape
     of_query = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     # by query head, to be summed
-    by_head = torch.empty((2, tokens, heads, dim), dtype=torch.float32, device=query.device)
+    by_head = torch.empty((2, tokens, heads, dim), dtype=key.dtype, device=query.device)
     deltas, by_out = torch.empty_like(sums), by_out.contiguous()
     _of_queries[(len(tree.row_counts), heads)](
         of_query,
@@ -231,10 +266,9 @@ def backward(
         by_out,
         sums,
         *_common(query, key, value, tree.ends, tree.column_counts, tree.column_lists, scale=scale),
-        PART=ROWS if query.shape[2] <= 64 else ROWS // 2,  # what it holds of keys takes half of the shared memory
         **_sizes(query, key),
     )
-    of_key, of_value = by_head.view(2, tokens, key.shape[1], -1, dim).sum(3).to(key.dtype)
+    of_key, of_value = by_head.view(2, tokens, key.shape[1], -1, dim).sum(3)
     return of_query, of_key, of_value
 
 
@@ -259,7 +293,7 @@ def _sizes(query: Tensor, key: Tensor) -> dict[str, Any]:
         "ROWS": ROWS,
         "COLUMNS": COLUMNS,
         "PRECISION": "ieee" if query.dtype == torch.float32 else "tf32",
-        "num_warps": 8,
+        "num_warps": 4,
         "num_stages": 2 if _shared_memory(query.device) >= 200_000 else 1,
     }
 

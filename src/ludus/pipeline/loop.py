@@ -253,7 +253,9 @@ class Loop:
         self._counts[f"groups/dropped_small/{draw.task.environment}"] += 1
         self._failed_in_a_row += 1
         if self._failed_in_a_row > max(MAX_FAILED_GROUPS, 2 * self.buffer.slots):
-            raise _nothing_to_train(self._failed_in_a_row, group)
+            section = self.config.environments.get(draw.task.environment)
+            check = section.source if section and section.source else draw.task.environment
+            raise _nothing_to_train(self._failed_in_a_row, group, check=check)
 
     @property
     def _exhausted(self) -> bool:
@@ -454,14 +456,14 @@ def _earned(group: Group) -> str:
     return f"{len(rewards)} attempts earned {statistics.fmean(rewards):g} on average"
 
 
-def _nothing_to_train(num_groups: int, last: Group) -> LudusError:
-    """Named by the border of the latest failure: a dead engine is not the environment's fault."""
-    cause, environment = last.failed[-1].failure, last.task.environment
+def _nothing_to_train(num_groups: int, last: Group, *, check: str) -> LudusError:
+    """Named by the border of the latest failure: a dead engine is not the environment's fault. `check`: what to look at otherwise."""
+    cause = last.failed[-1].failure
     what = f"the last {num_groups} groups all failed, so nothing can be trained; the latest cause was: {cause}."
     for failure in (EngineLost, EngineFailed, WorkerLost, ControllerFailed):
         if cause.startswith(failure.__name__):
             return failure(what)
-    return EnvironmentFailed(f"{what} `ludus env check {environment}` plays it without a model.")
+    return EnvironmentFailed(f"{what} `ludus env check {check}` plays it without a model.")
 
 
 async def _awaited(work: Awaitable[object]) -> None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel
 from ludus.algorithms.returns import token_rewards, turn_rewards
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.models.transfer import fetched
 from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.critic import by_sequence, hidden_before
@@ -93,7 +94,7 @@ class Archer:
         if self.baseline is not None:
             before = [scale.state(hidden) for hidden, _ in features]
             by_token = self._without_baseline(self.baseline, by_token, before)
-        return [own.cpu().numpy().astype(np.float64) for own in by_token]
+        return [fetched(own).numpy().astype(np.float64) for own in by_token]
 
     def _without_baseline(self, baseline: TokenBaseline, worth: Seq[Tensor], hidden: Seq[Tensor]) -> list[Tensor]:
         """It is asked first and learns then: what it says of a token must not know how that token turned out."""

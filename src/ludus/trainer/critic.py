@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.models.transfer import fetched
 from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.forward import prepare, sampled_hidden
@@ -66,7 +67,7 @@ class Critic:
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
         """Of each trajectory, the value before every sampled token (M,)."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
-        found = by_sequence(sequences, lambda part: self._values(self._hidden(part)).cpu(), budget=self._budget)
+        found = by_sequence(sequences, lambda part: fetched(self._values(self._hidden(part))), budget=self._budget)
         each = iter(own.numpy().astype(np.float64) for own in found)
         return [np.concatenate([np.zeros(0), *(next(each) for _ in t.sequences)]) for t in trajectories]
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from ludus.models.transfer import fetched
+
 MAXIMA = ("importance", "logprob_gap")
 """Diagnostics whose worst token matters as much as the mean."""
 
@@ -21,4 +23,4 @@ def summarise(pieces: Seq[Mapping[str, Tensor]]) -> dict[str, float]:
     if "importance" in columns:
         weights = columns["importance"]
         reduced["ess"] = weights.sum() ** 2 / (weights**2).sum() / len(weights)
-    return dict(zip(reduced, torch.stack(list(reduced.values())).tolist(), strict=True))  # one wait for the device
+    return dict(zip(reduced, fetched(torch.stack(list(reduced.values()))).tolist(), strict=True))

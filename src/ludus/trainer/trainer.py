@@ -21,7 +21,7 @@ from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
 from ludus.models.lean import join
-from ludus.models.transfer import placed
+from ludus.models.transfer import fetched, placed
 from ludus.trainer.archer import Archer
 from ludus.trainer.budget import Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
@@ -237,7 +237,8 @@ class Trainer:
         sequence = _all_sampled(ids)
         with cpu_threads(self._config.threads):
             microbatch = make_microbatch([sequence], device=self.model.device)
-            values: list[float] = sampled_logprobs(self.model, microbatch, temperature=self._temperature)[0].tolist()
+            found, _ = sampled_logprobs(self.model, microbatch, temperature=self._temperature)
+            values: list[float] = fetched(found).tolist()
         return values
 
     # -------------------------------------------------------------------------------------------- checkpoints

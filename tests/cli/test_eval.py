@@ -42,6 +42,18 @@ def test_two_endpoints_are_evaluated_and_compared(ludus, tmp_path):
     assert (tmp_path / "runs" / "half" / "compare-whole.png").exists()
 
 
+def test_attempts_that_ended_unscored_are_told_and_the_same_command_plays_them(ludus):
+    with ChatStub(knows_even, answers=6, status=503) as stub:  # one is the probe
+        command = ("eval", "--model", stub.url, "--environments", WORLD, "--name", "lost")
+        code, out, _ = ludus(*command)
+        assert code == 0
+        assert "3 attempts ended unscored; the same command plays them again." in out
+        stub.answers = None
+        code, out, _ = ludus(*command)
+    assert code == 0
+    assert "unscored;" not in out
+
+
 def test_flags_go_on_top_of_a_run_file_and_overrides_on_top_of_flags(ludus, tmp_path):
     (tmp_path / "run.toml").write_text(
         "[model]\nname = 'x'\n[environments.guess]\nmax_turns = 3\n[environments.wordle]\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import httpx
 import pytest
@@ -11,11 +12,13 @@ import torch
 
 from ludus.config import EngineConfig, ModelConfig
 from ludus.engines.server import ServerEngine
+from ludus.errors import EngineLost
 from ludus.launch.endpoint import make_app
 from ludus.models.load import load_model, load_tokenizer
 from ludus.rollout.chat import Chat
 from ludus.types import Message, Sampling, Tool
 from tests.e2e.runs import make_config
+from tests.launch.conftest import engine_server
 
 GUESS = Tool("guess", "Guess.", {"type": "object", "properties": {"number": {"type": "integer"}}})
 ASKED = [{"role": "system", "content": "Play."}, {"role": "user", "content": "1 to 9?"}]
@@ -114,6 +117,28 @@ def test_ludus_eval_plays_a_server_and_gets_what_the_embedded_engine_gets(url, s
         return [row["num_trajectories"] for row in report["environments"]], report["mean_success"]
 
     assert success("there", kind="server", url=url) == success("here", deterministic=True)
+
+
+def test_a_server_killed_while_it_is_asked_stops_an_evaluation_with_the_cause_and_another_one_takes_over(
+    url, small_model, tmp_path
+):
+    from ludus.launch.evaluating import evaluate_model
+    from ludus.store.run_folder import RunFolder
+
+    def config(url):
+        engine = {"kind": "server", "url": url, "max_running": 8}  # fewer than there are sessions
+        return make_config(tmp_path, small_model, engine=engine, evaluation={"attempts": 20})
+
+    with engine_server(small_model, log=tmp_path / "log") as (process, doomed):
+        listeners = [lambda kind, _: process.kill() if kind == "trajectory" else None]
+        with pytest.raises(EngineLost, match=r"in a row lost their model[\s\S]*run the same command again"):
+            asyncio.run(evaluate_model(config(doomed), listeners=listeners))
+    (row,) = asyncio.run(evaluate_model(config(url)))["environments"]
+    assert (row["num_trajectories"], row["num_unscored"]) == (20 * row["num_tasks"], 0)
+    played = [each.trajectory for each in RunFolder(config(url).folder).read_trajectories()]
+    times = Counter((each.task.id, each.attempt) for each in played if each.stop.scored)
+    assert set(times.values()) == {1}, "what was finished is not played again"
+    assert any(not each.stop.scored for each in played)
 
 
 def test_the_same_model_plays_the_same_in_text_as_in_tokens(url, small_model, tmp_path):

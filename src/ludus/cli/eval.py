@@ -168,3 +168,5 @@ def print_report(report: dict[str, Any]) -> None:
     num = sum(row["num_trajectories"] for row in report["environments"])
     table.add_row("mean", rate(*report["mean_success"]), "", "", "", str(num), style="bold")
     Console().print(table)
+    if num_unscored := sum(row["num_unscored"] for row in report["environments"]):
+        print(f"{num_unscored} attempts ended unscored; the same command plays them again.")

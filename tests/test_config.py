@@ -112,6 +112,9 @@ def test_an_override_through_a_value_is_rejected_with_its_name(tmp_path):
         "pipeline.steps=2.5",
         "rollout.temperature=0",
         "sft.mistakes=2",
+        "pipeline.steps=true",
+        "trainer.lr=true",
+        "environments.guess.max_turns=true",
     ],
 )
 def test_a_number_out_of_range_is_rejected_with_its_key(override):

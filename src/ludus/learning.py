@@ -6,13 +6,22 @@ Promise: a key that the others switch off is refused, and what follows from anot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes it for 1: steps = true would be a run of one step."""
+        wanted = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {wanted, *get_args(wanted)}:
+            raise ValueError(f"expected a number (got {str(value).lower()})")
+        return value
 
 
 BY_VALUES = ("gae", "turn_gae", "bilevel_gae")

@@ -191,6 +191,13 @@ def test_an_environment_may_be_a_file_and_a_model_a_run_here_too(ludus, tmp_path
     assert "'runs/nope' is not a run folder" in err, "and not a hub name that is asked for over the network"
 
 
+def test_a_model_that_is_not_here_ends_a_dry_run_after_its_print(ludus):
+    code, out, err = ludus("train", "environments.guess.weight=1", "model.name=/not/here", "--dry-run")
+    assert code == 1
+    assert tomllib.loads(out)["model"]["name"] == "/not/here"
+    assert "model '/not/here' is no folder" in err
+
+
 def test_a_device_that_is_not_here_ends_a_dry_run(ludus):
     code, _, err = ludus("train", "environments.guess.weight=1", 'devices=["cuda:99"]', "--dry-run")
     assert code == 1

@@ -65,6 +65,15 @@ def test_filters_choose(run, arguments, ids):
     assert listed(ludus("trajectories", run, *arguments)) == ids
 
 
+def test_an_id_is_one_word_of_one_line_however_narrow_the_terminal_is(tmp_path):
+    config, name = parse_config({"name": "first", "store": {"folder": str(tmp_path)}}), "eval-96/kv_store/test/70.0"
+    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+        recorder.trajectory(make_trajectory(name), step=96, group_id="kv_store/test/70", split="test")
+    text = CliRunner().invoke(app, ["trajectories", str(config.folder)], env={"COLUMNS": "40"}).stdout
+    (line,) = [line.split() for line in text.splitlines() if "kv_store" in line]
+    assert (line[0], line[-1]) == (name, "done")
+
+
 def test_a_filter_that_no_trajectory_can_fit_gets_the_near_name(run):
     with pytest.raises(ConfigError, match="Did you mean 'guess'"):
         ludus("trajectories", run, "--environment", "gess")

@@ -61,6 +61,13 @@ def test_the_report_names_before_and_after_and_links_plots_that_exist(config, nu
     assert all((folder.path / link).read_bytes().startswith(PNG) for link in linked)
 
 
+def test_tokens_per_second_of_a_run_are_all_its_tokens_by_all_its_time(config):
+    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=False) as recorder:
+        for number, train_s in enumerate((0.5, 98.5), start=1):
+            recorder.metrics(number, step(number) | {"time/train_s": train_s})
+    assert "| generated | 10 tokens/s on average |" in write_report(RunFolder.open(config.folder)).read_text()
+
+
 def test_a_run_that_was_evaluated_once_has_one_column_of_success(config):
     text = write_report(write_run(config, num_steps=2)).read_text()
     assert text.count("success at step 0") == 1

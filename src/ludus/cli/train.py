@@ -126,8 +126,11 @@ def finish_dry_run(config: RunConfig) -> None:
     print(dump_config(config), end="")
     if config.engine.kind == "embedded":
         from ludus.launch.devices import chosen
+        from ludus.models.load import locate
 
-        print("\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config))]))
+        print("\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config))]), flush=True)
+        if config.model.name != "tiny":
+            locate(config.model.name)  # a folder that is not here would end the run too
     raise typer.Exit
 
 

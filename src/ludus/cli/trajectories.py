@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ludus.store.trajectories import StoredTrajectory
 
 Record = Mapping[str, Any]
+UNFOLDED = 10_000
+"""Columns of the list, which is as wide as it needs: an id that was folded could neither be given to --show nor found by grep."""
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)]
 
 
@@ -51,7 +53,7 @@ def trajectories(
         return
     texts = {"environment": environment, "stop": stop, "split": split}
     chosen, num_fitting, num_records = _choose(records, texts=texts, step=step, reward=reward, limit=limit)
-    _print_table(chosen, num_fitting=num_fitting, num_records=num_records, console=Console())
+    _print_table(chosen, num_fitting=num_fitting, num_records=num_records, console=Console(width=UNFOLDED))
 
 
 def report(run: Run) -> None:

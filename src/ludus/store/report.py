@@ -47,13 +47,18 @@ def _overview(metrics: Sequence[Line], *, steps: int, model: str) -> str:
     if not metrics:
         return f"Model `{model}`. No optimiser step has been recorded yet."
     wall_s = sum(seconds for line in metrics if math.isfinite(seconds := step_s(line)))
-    rate = curve([{"step": line["step"], "rate": tokens_per_s(line)} for line in metrics], "rate").values
+    timed = [(line, seconds) for line in metrics if math.isfinite(seconds := step_s(line)) and seconds > 0]
+    tokens = [
+        tokens_per_s(line) * seconds for line, seconds in timed
+    ]  # not the mean of the steps' rates: a short one has a high rate
     trained = curve(metrics, "trajectories/trained").values.sum()
     facts = {
         "model": f"`{model}`",
         "optimiser steps": f"{metrics[-1]['step']} of {steps}",
         "training time": duration(wall_s) if wall_s else "",
-        "generated": f"{rate.mean():,.0f} tokens/s on average" if len(rate) else "",
+        "generated": f"{sum(tokens) / wall_s:,.0f} tokens/s on average"
+        if wall_s and math.isfinite(sum(tokens))
+        else "",
         "trajectories trained": f"{trained:,.0f}" if trained else "",
     }
     return table(("run", ""), [(name, value) for name, value in facts.items() if value])

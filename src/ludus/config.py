@@ -385,7 +385,7 @@ def load_config(
             data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ConfigError(
-                f"run file {str(path)!r} does not exist; expected a TOML file. `ls configs` shows the shipped ones."
+                f"run file {str(path)!r} does not exist; expected a TOML file. Those that are shipped are in the checkout's configs/."
             ) from None
         except OSError as error:
             raise ConfigError(

@@ -95,7 +95,7 @@ def small_disk():
 def test_a_full_disk_is_named_and_leaves_only_whole_lines(tmp_path, small_disk):
     file = LineFile(tmp_path / "a.jsonl")
     file.append({"text": "x" * 50})
-    with pytest.raises(StoreFailed, match=r"a\.jsonl.*intact.*free space.*--resume"):
+    with pytest.raises(StoreFailed, match=r"a\.jsonl.*intact.*Free space.*start the command again.*--resume"):
         file.append({"text": "y" * 50})
     assert read(file.path) == ([{"text": "x" * 50}], [])
     file.append({"n": 1})  # a shorter line still fits: the half line was taken back

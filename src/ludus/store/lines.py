@@ -89,8 +89,8 @@ def naming_failure(verb: str, path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreFailed(
-            f"cannot {verb} {path}: {describe(error)}. What was written before is intact; "
-            "free space or make the folder writable, then go on with --resume."
+            f"cannot {verb} {path}: {describe(error)}. What was written before is intact. Free space or make the folder "
+            "writable, then start the command again, `ludus train` with --resume where it has a checkpoint."
         ) from error
 
 

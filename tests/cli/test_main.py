@@ -70,6 +70,30 @@ def test_a_named_failure_is_one_message_on_stderr_without_a_traceback(tmp_path):
     assert "Traceback" not in result.stderr
 
 
+def test_a_file_that_cannot_be_used_is_one_message_too(tmp_path):
+    (tmp_path / "file").write_text("")
+    result = ludus("env", "new", "my_game", "--folder", str(tmp_path / "file"))
+    assert result.returncode == 1
+    assert result.stderr.startswith("ludus: FileExistsError: ")
+    assert "mend its permissions, or free space there" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_warning_of_ours_is_told_without_the_line_of_code_it_came_from():
+    script = """
+import warnings
+import ludus.cli.main as main
+import ludus.cli.trajectories as commands
+def report(run: str) -> None:
+    warnings.warn_explicit("mind the step", UserWarning, commands.__file__, 1)
+    warnings.warn_explicit("mind the gap", UserWarning, "/elsewhere/other.py", 7)
+commands.report = report
+main.main()
+"""
+    result = subprocess.run([sys.executable, "-c", script, "report", "x"], capture_output=True, text=True, check=False)
+    assert result.stderr.splitlines() == ["warning: mind the step", "/elsewhere/other.py:7: UserWarning: mind the gap"]
+
+
 def test_the_traceback_is_there_for_who_asks(tmp_path):
     assert "Traceback" in ludus("report", str(tmp_path / "nothing"), LUDUS_DEBUG="1").stderr
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -95,16 +96,29 @@ def _ludus(
     """Ludus trains language-model agents with reinforcement learning: multi-turn, many environments at once, asynchronously."""
 
 
+_told_by_python = warnings.formatwarning
+
+
+def _told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+    """A warning of ours is for the user, who need not know which line of ours it came from."""
+    if os.path.dirname(os.path.dirname(__file__)) in filename:
+        return f"warning: {message}\n"
+    return _told_by_python(message, category, filename, lineno, line)
+
+
 def main() -> None:
-    """The entry point: a failure we named is one message on stderr, not a traceback. LUDUS_DEBUG=1 shows the traceback."""
+    """The entry point: a failure we named, or a file that cannot be used, is one message on stderr. LUDUS_DEBUG=1 shows the traceback."""
+    warnings.formatwarning = _told
     try:
         app()
     except Exception as error:
         from ludus.errors import LudusError  # it imports asyncio, which help does not need
 
-        if not isinstance(error, LudusError) or os.environ.get("LUDUS_DEBUG") == "1":
+        named = isinstance(error, LudusError)
+        if not (named or (isinstance(error, OSError) and error.filename)) or os.environ.get("LUDUS_DEBUG") == "1":
             raise
-        print(f"ludus: {type(error).__name__}: {error}", file=sys.stderr)
+        move = "" if named else "; mend its permissions, or free space there (LUDUS_DEBUG=1 shows where it was wanted)"
+        print(f"ludus: {type(error).__name__}: {error}{move}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         print("ludus: interrupted", file=sys.stderr)

@@ -27,4 +27,5 @@ def profile(run: Run) -> None:
     print(timeline_text(made))
     print()
     print("\n".join(f"{name:{width}}  {value}" for name, value in rows))
-    print(f"\n{made.verdict.text}\n\n{draw_timeline(made, into=folder.plots)}")
+    print(f"\n{made.verdict.text}\n", flush=True)  # told before it is drawn: the folder may be somebody else's
+    print(draw_timeline(made, into=folder.plots))

@@ -88,10 +88,15 @@ def naming_failure(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreFailed(
-            f"cannot {verb} {path}: {describe(error)}. What was written before is intact. Free space or make the folder "
-            "writable, then start the command again, `ludus train` with --resume where it has a checkpoint."
-        ) from error
+        move = (
+            "Make it readable, and start the command again."
+            if verb == "read"
+            else (
+                "What was written before is intact. Free space or make the folder writable, then start the command again, "
+                "`ludus train` with --resume where it has a checkpoint."
+            )
+        )
+        raise StoreFailed(f"cannot {verb} {path}: {describe(error)}. {move}") from error
 
 
 def _dumps(value: Any, *, ensure_ascii: bool) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -35,11 +36,12 @@ CORPUS_SESSIONS = 24
 CORPUS_S = 20.0
 """A session that takes longer has said enough."""
 PATIENCE_S = 30.0
-"""An environment that lists tasks for longer than this is named while it is waited for."""
+"""What takes longer than this before the run begins is named while it is waited for."""
 START_TRIES = 3
 SPLITS = ("train", "dev", "test")
 """Named to whoever asks for another."""
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,18 +157,23 @@ def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
 
 async def _tasks(client: Client, name: str, *, split: str, limit_s: float) -> list[Task]:
     """Author code that reads or makes them may take long, and may hang."""
-    asking = asyncio.ensure_future(client.tasks(name, split))
+    what = f"environment {name!r}: tasks({split!r})"
     try:
         async with asyncio.timeout(limit_s):
-            if not (await asyncio.wait([asking], timeout=PATIENCE_S))[0]:
-                _log.warning("environment %r: tasks(%r) takes more than %g s", name, split, PATIENCE_S)
-            return await asking
+            return await patiently(client.tasks(name, split), what=what)
     except TimeoutError:
-        raise EnvironmentFailed(
-            f"environment {name!r}: tasks({split!r}) did not return within {limit_s:g} s (rollout.session_timeout_s)"
-        ) from None
+        raise EnvironmentFailed(f"{what} did not return within {limit_s:g} s (rollout.session_timeout_s)") from None
+
+
+async def patiently(asking: Awaitable[T], *, what: str) -> T:
+    """Before the run has begun nothing moves on the screen: what takes long is named there."""
+    work = asyncio.ensure_future(asking)
+    try:
+        if not (await asyncio.wait([work], timeout=PATIENCE_S))[0]:
+            _log.warning("%s takes more than %g s", what, PATIENCE_S)
+        return await work
     finally:
-        asking.cancel()
+        work.cancel()
 
 
 async def _first_observation(client: Client, name: str, *, split: str, config: RunConfig) -> Observation:

@@ -12,7 +12,7 @@ from ludus.engines.chat_server import ChatServer
 from ludus.engines.engine import Engine
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineLost
-from ludus.launch.parts import Stage, make_arena, make_embedded_engine, make_parts, make_stage
+from ludus.launch.parts import Stage, make_arena, make_embedded_engine, make_parts, make_stage, patiently
 from ludus.rollout.arena import Arena
 from ludus.rollout.speaker import ChatSpeaker, PolicySpeaker, TextSolver
 from ludus.types import Sampling, Trajectory
@@ -48,7 +48,8 @@ async def make_player(
             config.engine.url, model=config.engine.model, max_running=config.engine.sized(on_gpu=False).max_running
         )
         closing.push_async_callback(server.close)
-        await server.generate(parts.probe_ids, sampling=PROBE, session_id="probe")
+        probing = server.generate(parts.probe_ids, sampling=PROBE, session_id="probe")
+        await patiently(probing, what=f"the first word of {config.engine.url}")
         engine, name = server, await server.model_name()
     else:
         engine, name = make_embedded_engine(parts, channel=MemoryChannel()), config.model.name
@@ -74,7 +75,8 @@ async def _outside(
     )
     closing.push_async_callback(engine.close)
     first = next(iter(stage.first.values()))
-    await engine.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
+    probing = engine.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
+    await patiently(probing, what=f"the first word of {config.engine.url}")
     arena = make_arena(stage, ChatSpeaker(engine), temperature=temperature)
     return Player(stage, arena, await engine.model_name(), in_tokens=False)
 

@@ -135,6 +135,12 @@ def test_a_line_holds_reward_and_success_of_every_environment():
     assert "reward (success): guess 0.30 (30%)" in step_line(played(Clock()))
 
 
+def test_an_evaluation_without_a_scored_session_has_no_rate():
+    board = Scoreboard(CONFIG)
+    board.update("evaluation", {"step": 4, "environments": [{"environment": "walk", "success": None}]})
+    assert board.held_out == {"walk": "unknown, nothing was scored, at step 4"}
+
+
 def test_on_a_terminal_the_display_ends_with_the_run_and_gives_the_cursor_back():
     console = Console(file=io.StringIO(), force_terminal=True, width=160)
     progress = Progress(CONFIG, console=console)

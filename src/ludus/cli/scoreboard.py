@@ -121,7 +121,8 @@ class Scoreboard:
         for result in report.get("environments", ()):
             rates = [number(result.get(key)) for key in ("success", "success_low", "success_high")]
             low, high = (f"{rate:.0%}".rstrip("%") for rate in rates[1:])
-            self.held_out[result["environment"]] = f"{rates[0]:.0%} [{low}, {high}] at step {report['step']}"
+            success = f"{rates[0]:.0%} [{low}, {high}]" if rates[0] == rates[0] else "unknown, nothing was scored,"
+            self.held_out[result["environment"]] = f"{success} at step {report['step']}"
 
 
 def sparkline(values: Iterable[float], *, low: float | None = None, high: float | None = None, width: int = 10) -> str:

@@ -16,7 +16,7 @@ from ludus.controller.client import ClientSession
 from ludus.engines.engine import Answer, Engine, TextEngine
 from ludus.rollout.chat import Chat
 from ludus.rollout.conversation import read
-from ludus.rollout.speaker import Words
+from ludus.rollout.speaker import Words, sayable
 from ludus.types import Completion, Sampling
 
 
@@ -44,7 +44,7 @@ class OutsideInWords:
 
     def _written(self, answer: Answer, *, tools: bool, most: int) -> tuple[tuple[int, ...], bool]:
         """The answer in the policy's tokens, and whether it is whole: its limit is in these tokens, not in the server's own."""
-        action = read(answer.action) if tools else answer.action
+        action = read(sayable(answer.action)) if tools else sayable(answer.action)
         calls = tuple(
             replace(call, id="") for call in action.tool_calls
         )  # the server's ids are no words of the model's

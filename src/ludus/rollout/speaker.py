@@ -8,13 +8,13 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ludus.controller.client import ClientSession
 from ludus.engines.engine import Answer, Engine, TextEngine
 from ludus.rollout.chat import Chat
-from ludus.types import CURRENT, Completion, Message, Sampling, Tool
+from ludus.types import CURRENT, Action, Completion, Message, Sampling, Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,18 @@ class ChatSpeaker(TextSpeaker):
         session_id: str,
         session: ClientSession,
     ) -> Answer:
-        return await self._engine.answer(messages, tools=tools, sampling=sampling, session_id=session_id)
+        answer = await self._engine.answer(messages, tools=tools, sampling=sampling, session_id=session_id)
+        return replace(answer, action=sayable(answer.action))
+
+
+def sayable(action: Action) -> Action:
+    """Half a surrogate pair, which an endpoint may well send, becomes a question mark: it could not be said again in the next prompt."""
+
+    def whole(text: str) -> str:
+        return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+    calls = tuple(replace(call, name=whole(call.name), id=whole(call.id)) for call in action.tool_calls)
+    return replace(action, content=whole(action.content), problem=whole(action.problem), tool_calls=calls)
 
 
 class TextSolver(TextSpeaker):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "learning", "playing", "seeds", "__init__"}
+ROOT = {"types", "errors", "config", "learning", "playing", "seeds", "garbage", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "environments": set(),
@@ -33,6 +33,7 @@ MAY_IMPORT = {
     "learning": set(),
     "playing": set(),
     "seeds": set(),
+    "garbage": set(),
     "__init__": set(),
 }  # fmt: skip
 TORCH = {"torch", "transformers", "safetensors"}

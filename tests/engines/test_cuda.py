@@ -306,15 +306,15 @@ def test_with_few_pages_the_youngest_give_way_and_their_logprobs_are_those_of_a_
 def test_a_pass_that_runs_out_of_memory_once_goes_on_with_half_the_cache_and_new_graphs(monkeypatch):
     from ludus.engines.cuda import CudaPolicies
 
-    model, real, calls = make("llama"), CudaPolicies.run, []
+    model, real, calls = make("llama"), CudaPolicies.launch, []
 
-    def run(self, planned, **options):
+    def launch(self, planned, **options):
         calls.append(planned)
         if len(calls) == 3:
             raise torch.OutOfMemoryError("as ordered")
         return real(self, planned, **options)
 
-    monkeypatch.setattr(CudaPolicies, "run", run)
+    monkeypatch.setattr(CudaPolicies, "launch", launch)
     ids = list(range(1, 90))
 
     async def main():

@@ -8,6 +8,7 @@ import math
 import random
 import sys
 import threading
+import time
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -184,17 +185,86 @@ def test_siblings_read_their_prompt_in_the_same_pages_and_a_load_is_seen(cuda):
     assert scored[-5:] == pytest.approx(after.logprobs, abs=1e-4)
 
 
+def during_launch(cuda, monkeypatch, *, number, act):
+    """While the so-many-th pass of the engine is in flight, `act` happens, and what it asks of the engine has come in."""
+    real, launches = cuda.CudaPolicies.launch, []
+
+    def launch(self, planned, **options):
+        launches.append(planned)
+        landing = real(self, planned, **options)
+        if len(launches) == number:
+            act()
+        return landing
+
+    monkeypatch.setattr(cuda.CudaPolicies, "launch", launch)
+    return launches
+
+
+def wait_until(fact):
+    deadline = time.monotonic() + 20
+    while not fact():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.001)
+
+
+def test_tokens_that_are_in_flight_when_weights_are_loaded_have_the_version_that_drew_them(cuda, monkeypatch):
+    channel, other = MemoryChannel(), small_llama(seed=5)
+    channel.publish(1, other.state_dict())
+
+    async def main():
+        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2) as engine:
+            loop, loads = asyncio.get_running_loop(), []
+
+            def act():
+                loop.call_soon_threadsafe(lambda: loads.append(asyncio.ensure_future(engine.load(1))))
+                wait_until(lambda: not engine._inbox.empty())
+
+            launches = during_launch(cuda, monkeypatch, number=3, act=act)
+            completion = await engine.generate([1, 2, 3], sampling=tokens(60), session_id="a")
+            await loads[0]
+            return completion, launches
+
+    completion, launches = asyncio.run(main())
+    before = sum(planned.steps for planned in launches[:3])
+    assert list(completion.versions) == [0] * before + [1] * (60 - before)
+
+
+def test_a_request_that_is_cancelled_in_flight_leaves_the_others_alone(cuda, monkeypatch):
+    async def main():
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4) as engine:
+            loop = asyncio.get_running_loop()
+            calls = [
+                asyncio.ensure_future(engine.generate([7 + i] * 9, sampling=tokens(50, seed=i), session_id=str(i)))
+                for i in range(3)
+            ]
+
+            def act():
+                loop.call_soon_threadsafe(calls[1].cancel)
+                wait_until(lambda: not engine._inbox.empty())
+
+            during_launch(cuda, monkeypatch, number=3, act=act)
+            first, cancelled, last = await asyncio.gather(*calls, return_exceptions=True)
+            again = await engine.generate([8] * 9, sampling=tokens(50, seed=1), session_id="again")
+            return first, cancelled, last, again, engine.stats()
+
+    first, cancelled, last, again, stats = asyncio.run(main())
+    assert isinstance(cancelled, asyncio.CancelledError)
+    for number, completion in ((0, first), (2, last), (1, again)):
+        assert gap(MODEL, [7 + number] * 9, completion) < 1e-4
+    assert (stats.running, stats.waiting) == (0, 0)
+
+
 def test_memory_that_runs_out_once_halves_the_cache_and_loses_nothing(cuda, monkeypatch):
     with_pages(cuda, monkeypatch, 12)
-    real, calls = cuda.CudaPolicies.run, []
+    real, calls = cuda.CudaPolicies.launch, []
 
-    def run(self, planned, **options):
+    def launch(self, planned, **options):
         calls.append(planned)
         if len(calls) == 4:
             raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
         return real(self, planned, **options)
 
-    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+    monkeypatch.setattr(cuda.CudaPolicies, "launch", launch)
 
     async def main():
         async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4, max_cached=4, memory=1.0) as engine:
@@ -208,10 +278,10 @@ def test_memory_that_runs_out_once_halves_the_cache_and_loses_nothing(cuda, monk
 
 
 def test_memory_that_runs_out_again_ends_the_engine_with_what_to_change(cuda, monkeypatch):
-    def run(self, planned, **options):
+    def launch(self, planned, **options):
         raise torch.OutOfMemoryError("CUDA out of memory, as ordered")
 
-    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+    monkeypatch.setattr(cuda.CudaPolicies, "launch", launch)
 
     async def main():
         async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4) as engine:
@@ -277,11 +347,11 @@ def test_every_pass_load_and_score_is_on_the_engines_own_stream_and_a_load_is_wa
             await engine.score([1, 2, 3])
 
     monkeypatch.setattr(cuda, "own_stream", own_stream)
-    for name in ("run", "install", "score"):
+    for name in ("launch", "install", "score"):
         monkeypatch.setattr(cuda.CudaPolicies, name, noting(name, getattr(cuda.CudaPolicies, name)))
     asyncio.run(main())
     assert [name for name, _ in seen][:2] == ["install", "wait"]
-    assert {name for name, _ in seen} == {"install", "wait", "run", "score"}
+    assert {name for name, _ in seen} == {"install", "wait", "launch", "score"}
     assert all(entered for _, entered in seen)
 
 
@@ -309,10 +379,10 @@ def test_more_tokens_than_the_cache_holds_are_refused_when_they_are_asked_for(cu
 
 
 def test_a_gpu_that_disappears_is_named_to_everybody_who_waits(cuda, monkeypatch):
-    def run(self, planned, **options):
+    def launch(self, planned, **options):
         raise torch.AcceleratorError("CUDA error: an illegal memory access, as ordered")
 
-    monkeypatch.setattr(cuda.CudaPolicies, "run", run)
+    monkeypatch.setattr(cuda.CudaPolicies, "launch", launch)
     with pytest.raises(EngineFailed, match=r"cpu stopped answering: .*as ordered.*nvidia-smi.*--resume"):
         asyncio.run(_say_something())
 

@@ -20,9 +20,10 @@ def test_all_parts_are_brought_and_fetched_at_once_in_their_own_shapes_and_types
     packed.device["tokens"][1] = 9
     packed.device["logprobs"] += 1
     assert packed.host["tokens"][1, 0] == 4, "the host hears of it when it asks"
-    packed.fetch()
-    assert packed.host["tokens"].tolist() == [[1, 2, 3], [9, 9, 9]]
-    assert packed.host["logprobs"].tolist() == [0.5] * 5
+    awaited = packed.fetching()
+    packed.device["tokens"][:] = 0  # launched later
+    assert awaited()["tokens"].tolist() == [[1, 2, 3], [9, 9, 9]]
+    assert awaited()["logprobs"].tolist() == [0.5] * 5
 
 
 def test_parts_begin_where_tensors_of_their_own_would_and_are_zero_at_first():

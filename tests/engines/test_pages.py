@@ -67,6 +67,9 @@ class Machine:
     said: dict[Request, list[int]] = field(default_factory=dict)
     """Every token that was ever drawn for a request and kept, in order."""
     holders: Counter[int] = field(default_factory=Counter)
+    overlaps: bool = False
+    """What a step launched lands in the next, after that one's plan."""
+    flights: list[tuple[Chunk, list[int]]] = field(default_factory=list)
 
     def page(self, number: int) -> list:
         return self.memory.setdefault(number, [None] * TOKENS)
@@ -83,32 +86,39 @@ class Machine:
             assert len(copy.source_pages) == len(copy.target_pages) == 1, "what fills a page is shared, not copied"
             for page, content in zip(copy.target_pages, contents, strict=True):
                 self.memory[page] = content
+        launched, self.flights = self.flights, []
         for planned in plan.passes:
-            for chunk in planned.chunks:
-                self.compute(chunk, planned)
-            for chunk in planned.chunks:
-                self.advance(chunk, planned, rng)
+            self.flights += [(chunk, self.compute(chunk, planned, rng)) for chunk in planned.chunks]
+        self.land(launched)
+        if not self.overlaps:
+            self.land_all()
+
+    def land_all(self) -> None:
+        flights, self.flights = self.flights, []
+        self.land(flights)
+
+    def land(self, flights: list[tuple[Chunk, list[int]]]) -> None:
+        for chunk, drawn in flights:
+            if chunk.request.in_flight is chunk:
+                self.advance(chunk, drawn)
 
     def check(self) -> None:
         slots, pages = self.schedule.slots, self.schedule.pages
         check_pages(pages, num_slots=len(slots), running=[slot.index for slot in slots if slot.busy])
         self.holders = holders(pages, num_slots=len(slots))
 
-    def compute(self, chunk: Chunk, planned: Pass) -> None:
+    def compute(self, chunk: Chunk, planned: Pass, rng: random.Random) -> list[int]:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
         assert [entry[0] for entry in self.read(chunk.slot, chunk.start)] == request.ids[: chunk.start]
         assert all(entry[1] >= self.started[request] for entry in self.read(chunk.slot, chunk.start))
-        for offset, token in enumerate(chunk.ids):
+        drawn = [rng.choice([7, 8, 9, 99]) for _ in range(planned.steps) if chunk.samples]
+        for offset, token in enumerate([*chunk.ids, *drawn[:-1]]):
             self.write(chunk.slot, chunk.start + offset, (token, version))
-        for ahead in range(1, planned.steps):
-            self.write(chunk.slot, chunk.start + ahead, ("drawn", version))
+        return drawn
 
-    def advance(self, chunk: Chunk, planned: Pass, rng: random.Random) -> None:
+    def advance(self, chunk: Chunk, drawn: list[int]) -> None:
         request = chunk.request
         before = list(request.ids)
-        drawn = [rng.choice([7, 8, 9, 99]) for _ in range(planned.steps) if chunk.samples]
-        for ahead, token in enumerate(drawn[:-1], start=1):
-            self.write(chunk.slot, chunk.end - 1 + ahead, (token, self.schedule.versions[request.policy]))
         completion = self.schedule.advance(chunk, drawn=(drawn, [-1.0] * len(drawn)))
         self.said.setdefault(request, []).extend(request.ids[len(before) :])
         if completion:
@@ -309,10 +319,33 @@ def test_starting_over_with_fewer_pages_loses_no_token():
     assert all(request.ids[: len(had[request])] == had[request] for request in requests)
 
 
+def test_prompts_are_computed_while_others_decode_and_those_that_decode_stay_together():
+    schedule = make_schedule(count=40)
+    machine = Machine(schedule, overlaps=True)
+    schedule.add(make_request([1] * 5, session="a", tokens=30))
+    kinds = []
+    for step in range(8):
+        if step in (1, 3):
+            schedule.add(make_request([2 + step] * 6, session=str(step), tokens=30))
+        machine.step(rng=NEVER_STOPS)
+        kinds.append(sorted((chunk.slot, chunk.decodes) for chunk, _ in machine.flights))
+    assert kinds[:2] == [[(0, False)], [(1, False)]], "the second prompt is launched while the first is computed"
+    assert kinds[2] == [(0, True)]
+    assert kinds[3] == [(2, False)], "the second sequence waits for the first, which decodes; a third prompt does not"
+    assert kinds[4] == [(0, True), (1, True)]
+    assert [] in kinds[5:], "nothing else can be done while all decode"
+
+
 @settings(max_examples=200, deadline=None)
-@given(seed=st.integers(0, 10**6), count=st.integers(11, 30), steps=st.integers(1, 5), prefill=st.integers(1, 40))
+@given(
+    seed=st.integers(0, 10**6),
+    count=st.integers(11, 30),
+    steps=st.integers(1, 5),
+    prefill=st.integers(1, 40),
+    overlaps=st.booleans(),
+)
 def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tokens_it_drew(
-    seed, count, steps, prefill
+    seed, count, steps, prefill, overlaps
 ):
     """Sessions of several turns and with much in common, cancellations, releases, loads; `Machine` checks holders, tables and every
     cached token."""
@@ -326,7 +359,7 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
         decode_steps=steps,
         prefill_tokens=prefill,
     )
-    machine, added, cancelled = Machine(schedule), [], set()
+    machine, added, cancelled = Machine(schedule, overlaps=overlaps), [], set()
     prompt = [rng.randrange(2) for _ in range(24)]
     histories = {str(i): prompt[: rng.randint(1, 24)] + [rng.randrange(2)] * rng.randint(0, 3) for i in range(5)}
     for _ in range(40):
@@ -338,6 +371,7 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
                 added.append(make_request(histories[session], session=session, tokens=rng.randint(1, min(most, 16))))
                 schedule.add(added[-1])
         elif event < 0.5:
+            machine.land_all()
             schedule.loaded("current", version=schedule.versions["current"] + 1)
         elif event < 0.55 and added:
             cancelled.add(rng.choice(added))

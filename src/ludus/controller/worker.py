@@ -11,7 +11,6 @@ one ends the worker at once.
 from __future__ import annotations
 
 import asyncio
-import gc
 import http
 import logging
 import os
@@ -51,6 +50,7 @@ from ludus.controller.protocol import (
 from ludus.controller.sessions import Sessions
 from ludus.environments.environment import Environment
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
+from ludus.garbage import rarely_collected
 from ludus.types import Task
 
 _jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
@@ -59,8 +59,6 @@ CLOSE_S = 10.0
 """How long the end waits for sessions to be closed."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 MAX_THREADS = 512
-GARBAGE = (20_000, 10, 10)
-"""Thresholds of the collector. Thousands of sessions are many objects to look through, and a turn leaves few cycles behind."""
 _log = logging.getLogger(__name__)
 
 
@@ -301,14 +299,13 @@ def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoRetu
     from ludus.controller.logs import log_json_lines
 
     log_json_lines()
-    gc.set_threshold(*GARBAGE)
 
     async def main() -> NoReturn:
         status = await Worker(environments, **settings).run()
         logging.shutdown()
         os._exit(status)
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with rarely_collected(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(main())
     raise AssertionError("the process has ended")
 

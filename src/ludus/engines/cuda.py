@@ -22,7 +22,7 @@ from ludus.engines.graphs import Decoder, Piece, Prompter, Row
 from ludus.engines.noise import Noise
 from ludus.engines.packed import Packed
 from ludus.engines.pages import Pages, pages_within
-from ludus.engines.plan import Copy, Drawn, Pass, Plan, Spill
+from ludus.engines.plan import Copy, Landing, Pass, Plan, Spill
 from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
 from ludus.errors import ConfigError
@@ -166,7 +166,9 @@ class CudaPolicies(Policies):
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
+    overlaps = True
+
+    def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
         prompter, decoder = self._passes_of(planned.policy)
         if planned.steps == 1:
             origins = iter(noises)
@@ -181,12 +183,12 @@ class CudaPolicies(Policies):
                 )
                 for chunk in planned.chunks
             ]
-            return [((token,), (logprob,)) for token, logprob in zip(*prompter.run(pieces), strict=True)]
+            return prompter.launch(pieces)
         rows = [
             Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, noise.origin)
             for chunk, noise in zip(planned.chunks, noises, strict=True)
         ]
-        return list(zip(*decoder.run(rows, steps=planned.steps), strict=True))
+        return decoder.launch(rows, steps=planned.steps)
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         prompter, _ = self._passes_of(policy)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ludus.config import EngineConfig
 from ludus.engines.drafts import Drafts
 from ludus.engines.engine import Capabilities
 from ludus.engines.noise import Noise
-from ludus.engines.plan import NOTHING
+from ludus.engines.plan import NOTHING, Landing
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
 from ludus.errors import EngineFailed, LudusError, border, describe
@@ -46,6 +46,11 @@ SWITCH_S, GPU_SWITCH_S = 0.0002, 0.00002
 """How long another thread may run Python on while one waits to launch what it computes next. A launch gives up the interpreter's lock, and
 by default Python hands it back after 5 ms: at a dozen launches a block, or thousands a training step, that is several times what they
 take. On a GPU, where a launch is short, less than on a CPU."""
+
+
+class _Flight(NamedTuple):
+    planned: Pass
+    landing: Landing
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +127,7 @@ class EmbeddedEngine:
         self._outbox: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         self._calls: set[_Call] = set()
         self._generations: dict[Request, _Call] = {}
+        self._launched: list[_Flight] = []
         self._failure: EngineFailed | None = None
         # between a call that comes in and the thread's end: none may be accepted and forgotten
         self._gate = threading.Lock()
@@ -235,9 +241,13 @@ class EmbeddedEngine:
         """Runs `action` in the engine's thread. Its LudusError is the caller's; any other error is the end of the engine."""
         call = _Call(asyncio.get_running_loop().create_future())
 
+        def landed_action() -> T:
+            self._land_all()  # its tokens belong to the weights it was launched with
+            return action()
+
         def run() -> None:
             try:
-                self._settle(call, result=self._within_memory(action))
+                self._settle(call, result=self._within_memory(landed_action))
             except LudusError as error:
                 self._settle(call, error=error)
 
@@ -310,6 +320,7 @@ class EmbeddedEngine:
         warnings.warn(f"{failure}. Going on with half the cache.", stacklevel=2)
         pages = self._policies.make_pages()
         assert pages is not None, "only pages can be shrunk"
+        self._launched.clear()
         self._schedule.start_over(pages)
         return self._within_memory(action)
 
@@ -325,19 +336,37 @@ class EmbeddedEngine:
         for request in plan.admitted:
             self._leave_queue(self._generations[request])
         self._policies.prepare(plan)
+        launched, self._launched = self._launched, []
         for planned in plan.passes:
-            self._compute(planned)
+            flight = self._launch(planned)
+            if self._policies.overlaps:
+                self._launched.append(flight)
+            else:
+                self._land(flight)
+        # what the step before launched has run while this one was planned
+        for flight in launched:
+            self._land(flight)
         self._deliver()
         self._busy_s += time.perf_counter() - began
 
-    def _compute(self, planned: Pass) -> None:
+    def _launch(self, planned: Pass) -> _Flight:
         noises = [self._noise(chunk.request) for chunk in planned.chunks if chunk.samples]
-        results = iter(self._policies.run(planned, noises=noises))
-        for chunk in planned.chunks:
+        return _Flight(planned, self._policies.launch(planned, noises=noises))
+
+    def _land_all(self) -> None:
+        launched, self._launched = self._launched, []
+        for flight in launched:
+            self._land(flight)
+
+    def _land(self, flight: _Flight) -> None:
+        results = iter(flight.landing())
+        for chunk in flight.planned.chunks:
+            drawn = next(results) if chunk.samples else NOTHING
             request = chunk.request
+            if request.in_flight is not chunk:
+                continue  # it was cancelled meanwhile
             if chunk.start < request.num_prompt:
                 self._num_prefilled += min(chunk.end, request.num_prompt) - chunk.start
-            drawn = next(results) if chunk.samples else NOTHING
             if not math.isfinite(sum(drawn[1])):
                 self._schedule.advance(chunk)
                 self._refuse(request)

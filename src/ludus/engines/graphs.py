@@ -1,5 +1,8 @@
 """Forward passes on a GPU as CUDA graphs: the host says what, and one launch does it.
 
+What is launched lands later: the host plans and launches the next pass while this one runs. All of them run one after the other, on one
+stream.
+
 Decoder: many sequences, several tokens each, without the host in between. Each step is one graph: forward pass, draw, and the drawn
 token as the input of the next step. The host hears of the tokens once per block of steps, and finds out then which sequences were over
 before its end; what they said after that is thrown away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
@@ -19,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ludus.engines.packed import Packed
+from ludus.engines.plan import Drawn, Landing
 from ludus.models import kernels
 from ludus.models.paged_attention import Paged, PagedCache, blocks_of
 
@@ -80,11 +84,12 @@ class Decoder:
         self._constants = kernels.noise_constants(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._held: Columns | None = None
-        """What the buffers hold: rows that just go on need no upload."""
+        """What the buffers hold, where that is known: rows that just go on need no upload."""
+        self._launched: Columns | None = None
         self.moved = False
         """Slots have other pages than at the last block."""
 
-    def run(self, rows: Sequence[Row], *, steps: int) -> tuple[list[list[int]], list[list[float]]]:
+    def launch(self, rows: Sequence[Row], *, steps: int) -> Landing:
         """Tokens and logprobs, `steps` for each row."""
         assert 0 < steps <= self._max_steps
         size = bucket(len(rows), most=self._max_rows)
@@ -94,12 +99,18 @@ class Decoder:
         self._step.zero_()
         for _ in range(steps):
             graph.replay()
-        self._said.fetch()
-        tokens, logprobs = (self._said.host[name][:steps, : len(rows)].T for name in ("tokens", "logprobs"))
-        slots, _, positions, temperatures, origins = columns
-        last, reached = tuple(tokens[:, -1].tolist()), tuple(position + steps for position in positions)
-        self._held = (slots, last, reached, temperatures, origins)
-        return tokens.tolist(), logprobs.tolist()
+        said = self._said.fetching()
+        self._held, self._launched = None, columns
+
+        def landed() -> list[Drawn]:
+            tokens, logprobs = (said()[name][:steps, : len(rows)].T for name in ("tokens", "logprobs"))
+            if self._launched is columns:
+                slots, _, positions, temperatures, origins = columns
+                last, reached = tuple(tokens[:, -1].tolist()), tuple(position + steps for position in positions)
+                self._held = (slots, last, reached, temperatures, origins)
+            return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+
+        return landed
 
     def _upload(self, columns: Columns, *, num: int, size: int) -> None:
         moved, self.moved = self.moved, False
@@ -184,7 +195,7 @@ class Prompter:
         self._max_tokens = max_tokens
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def run(self, pieces: Sequence[Piece]) -> tuple[list[int], list[float]]:
+    def launch(self, pieces: Sequence[Piece]) -> Landing:
         """A token, and its logprob, for each piece that draws."""
         counts = [len(piece.ids) for piece in pieces]
         size = tokens_bucket(sum(counts), most=self._max_tokens)
@@ -193,9 +204,14 @@ class Prompter:
         graph.replay()
         num = sum(piece.draws for piece in pieces)
         if not num:
-            return [], []
-        self._said.fetch()
-        return self._said.host["tokens"][:num].tolist(), self._said.host["logprobs"][:num].tolist()
+            return list
+        said = self._said.fetching()
+
+        def landed() -> list[Drawn]:
+            tokens, logprobs = (said()[name][:num].tolist() for name in ("tokens", "logprobs"))
+            return [((token,), (logprob,)) for token, logprob in zip(tokens, logprobs, strict=True)]
+
+        return landed
 
     def score(self, ids: Sequence[int], *, slot: int) -> Tensor:
         """Logits after every token of `ids`, which are read into `slot`; not captured."""

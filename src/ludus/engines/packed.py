@@ -1,5 +1,5 @@
 """Several small tensors of a device in one piece of memory, and the same piece on the host. Promise: one copy brings or fetches them all,
-and only fetching waits for the device.
+and only who reads what was fetched waits for the device.
 
 The engine's thread gives up the interpreter's lock at each copy: a dozen small ones take longer than what they bring is computed in.
 The host's piece is pinned, see models/transfer.py.
@@ -7,6 +7,7 @@ The host's piece is pinned, see models/transfer.py.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,16 +28,19 @@ class Packed:
         self._there = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
         self._here = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=on_gpu)
         self._brought = torch.cuda.Event() if on_gpu else None
-        self.device: dict[str, Tensor] = {}
-        self._arrays: dict[str, np.ndarray] = {}
-        here = self._here.numpy()
-        for (name, (shape, dtype)), start, size in zip(parts.items(), [0, *ends], sizes, strict=False):
-            self.device[name] = self._there[start : start + size].view(dtype).view(shape)
-            self._arrays[name] = here[start : start + size].view(_NUMPY[dtype]).reshape(shape)
+        self._places = {
+            name: (start, size, shape, dtype)
+            for (name, (shape, dtype)), start, size in zip(parts.items(), [0, *ends], sizes, strict=False)
+        }
+        self.device: dict[str, Tensor] = {
+            name: self._there[start : start + size].view(dtype).view(shape)
+            for name, (start, size, shape, dtype) in self._places.items()
+        }
+        self._arrays = self._cut(self._here)
 
     @property
     def host(self) -> dict[str, np.ndarray]:
-        """To read what was fetched, and to write what is to be brought, once the last bringing has read it."""
+        """To be written to, once the last bringing has read it."""
         if self._brought is not None:
             self._brought.synchronize()
         return self._arrays
@@ -47,8 +51,26 @@ class Packed:
         if self._brought is not None:
             self._brought.record()
 
-    def fetch(self) -> None:
-        """What the device has is awaited and comes to the host."""
-        self._here.copy_(self._there, non_blocking=True)
-        if self._brought is not None:
-            torch.cuda.current_stream(self._there.device).synchronize()
+    def fetching(self) -> Callable[[], dict[str, np.ndarray]]:
+        """What the device has, or will have when all that was launched is computed; the answer waits for it. What is launched later
+        changes nothing of it."""
+        on_gpu = self._brought is not None
+        here = torch.empty(len(self._there), dtype=torch.uint8, pin_memory=on_gpu)
+        here.copy_(self._there, non_blocking=True)
+        fetched = torch.cuda.Event() if on_gpu else None
+        if fetched is not None:
+            fetched.record()
+
+        def awaited() -> dict[str, np.ndarray]:
+            if fetched is not None:
+                fetched.synchronize()
+            return self._cut(here)
+
+        return awaited
+
+    def _cut(self, whole: Tensor) -> dict[str, np.ndarray]:
+        array = whole.numpy()
+        return {
+            name: array[start : start + size].view(_NUMPY[dtype]).reshape(shape)
+            for name, (start, size, shape, dtype) in self._places.items()
+        }

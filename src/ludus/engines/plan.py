@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,6 +11,8 @@ from ludus.types import CURRENT, Completion, Sampling
 Drawn = tuple[Sequence[int], Sequence[float]]
 """Tokens drawn for one sequence, in order, and the logprob of each."""
 NOTHING: Drawn = ((), ())
+Landing = Callable[[], list[Drawn]]
+"""Waits for a pass that was launched, and has what it drew."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +48,8 @@ class Request:
     leader: Slot | None = None
     """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
     num_shared: int = 0
+    in_flight: Chunk | None = None
+    """What of it was planned and has not landed yet."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -118,6 +122,12 @@ class Chunk:
     @property
     def end(self) -> int:
         return self.start + len(self.ids)
+
+    @property
+    def decodes(self) -> bool:
+        """Goes on from the token drawn last. A prompt may end in a piece of one token, or be cut to one: only what draws can go on
+        drawing."""
+        return self.samples and len(self.ids) == 1
 
     @property
     def width(self) -> int:

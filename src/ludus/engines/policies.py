@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ludus.engines.noise import Noise
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Drawn, Pass, Plan, Spill
+from ludus.engines.plan import Chunk, Drawn, Landing, Pass, Plan, Spill
 from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
@@ -89,8 +89,15 @@ class Policies:
     def clear(self, spill: Spill) -> None:
         self.cache.clear(spill.slot, count=spill.count)
 
-    def run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
+    overlaps = False
+    """Whether what is launched is computed while the host goes on."""
+
+    def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
         """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""
+        drawn = self._run(planned, noises=noises)
+        return lambda: drawn
+
+    def _run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
         assert planned.steps == 1, "several steps at a time need a graph"
         sampling = _sampling(planned)
         pieces = [Piece(chunk.slot, chunk.start, chunk.width) for chunk in planned.chunks]
@@ -121,9 +128,11 @@ class Policies:
         return scores
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copies `tensors` in; `check` found them complete."""
-        for names, weight in named_weights(self.model(policy)):
-            weight.copy_(tensors[next(name for name in names if name in tensors)])
+        """Copies `tensors` in; `check` found them complete. By one operation: nothing is generated meanwhile, and between any two of them
+        another thread may take the interpreter."""
+        weights = named_weights(self.model(policy))
+        sources = [tensors[next(name for name in names if name in tensors)] for names, _ in weights]
+        torch._foreach_copy_([weight for _, weight in weights], sources)
 
     def check(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
         """EngineFailed unless `tensors` has every weight in its shape, and nothing else. One name of a tied weight suffices."""

@@ -3,7 +3,8 @@ of one policy version serves a request that began under another.
 
 A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
 is new. A first prompt gets what another slot of the same policy and version already holds: siblings of a group share all of it,
-sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk.
+sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: what an
+earlier one has in flight, until it is advanced, is left out of the next.
 
 With `pages` a slot holds as many of them as its tokens need, and takes more as it grows; what two slots have in common is in pages that
 both hold, up to the last that is full. Where none is free, sessions that are between two turns lose what was kept for them, the least
@@ -143,6 +144,9 @@ class Schedule:
             if copy := self._admit(request, found):
                 copies.append(copy)
         passes = tuple(self._passes())
+        for planned in passes:
+            for chunk in planned.chunks:
+                chunk.request.in_flight = chunk
         return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
     def advance(self, chunk: Chunk, *, drawn: Drawn = NOTHING) -> Completion | None:
@@ -150,6 +154,7 @@ class Schedule:
         its last; those after it were drawn in vain."""
         request, slot = chunk.request, chunk.request.slot
         assert slot is not None, "only a running request is computed"
+        request.in_flight = None
         tokens, logprobs = drawn
         over = self._over_after(request, tokens)
         kept = len(tokens) if over is None else over + 1
@@ -189,7 +194,7 @@ class Schedule:
         slot = request.slot
         assert slot is not None, "a running request has a slot"
         self.running.remove(request)
-        request.slot, request.leader, slot.busy = None, None, False
+        request.slot, request.leader, request.in_flight, slot.busy = None, None, None, False
         if slot.session_id is None:
             heappush(self._unclaimed, slot.index)
         if self.pages:
@@ -378,7 +383,8 @@ class Schedule:
             self._forget(slot)
 
     def _grown(self, request: Request, tokens: int) -> bool:
-        """Whether the request could get pages for `tokens`; where others had to give way for it, they have. False: it had to itself."""
+        """Whether the request could get pages for `tokens`; where others had to give way for it, they have. False: it had to itself, or
+        waits for what is in flight, which cannot."""
         if self.pages is None or request.slot is None:
             return request.slot is not None
         index = request.slot.index
@@ -388,6 +394,8 @@ class Schedule:
             self._evict(self.pages.missing(index, tokens), sparing=())
             if self.pages.missing(index, tokens) <= self.pages.num_free:
                 break
+            if any(other.in_flight is not None for other in self.running):
+                return False
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is request:
@@ -425,11 +433,10 @@ class Schedule:
             yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.width > 1)))
 
     def _separate_passes(self, policy: str, chunks: list[Chunk]) -> Iterator[Pass]:
-        """A prompt may end in a piece of one token, or be cut to one: only what draws can go on drawing."""
         decode: list[Chunk] = []
         prompts: list[Chunk] = []
         for chunk in chunks:
-            (decode if chunk.samples and len(chunk.ids) == 1 else prompts).append(chunk)
+            (decode if chunk.decodes else prompts).append(chunk)
         if prompts:
             yield Pass(policy, tuple(prompts))
         if decode:
@@ -437,11 +444,15 @@ class Schedule:
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
+        # those that decode stay together: two passes of half of them take nearly twice as long as one
+        decoding = any(request.in_flight is not None and request.in_flight.decodes for request in self.running)
         for request in list(self.running):
             slot = request.slot
-            if slot is None or request.leader is not None:
-                continue  # an older one took its pages a moment ago, or it waits for its leader
+            if slot is None or request.leader is not None or request.in_flight is not None:
+                continue  # an older one took its pages a moment ago, or it waits for its leader, or is being computed
             missing = len(request.ids) - slot.length
+            if missing == 1 and decoding:
+                continue
             count = 1 if missing == 1 else min(missing, self.prefill_tokens if self.deterministic else budget)
             if not count:
                 continue

@@ -19,6 +19,7 @@ from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.engines.embedded import SWITCH_S
 from ludus.errors import CheckpointFailed, ConfigError, first_fault
+from ludus.garbage import rarely_collected
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
@@ -75,7 +76,8 @@ async def train(
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
                 await training.prepare(checkpoint)
-            return await training.run(on_loop)
+            with rarely_collected():
+                return await training.run(on_loop)
 
 
 class _Training:

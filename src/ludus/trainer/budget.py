@@ -15,8 +15,9 @@ from ludus.models.faults import is_out_of_memory
 T = TypeVar("T")
 FIRST_TOKENS = 4096
 """On a CPU, which has enough with it, for good; on a GPU until it was measured."""
-MOST_TOKENS = 32768
-"""A GPU is busy with so many; more would only make memory scarce for others."""
+MOST_TOKENS = 65536
+"""A GPU is busy with half as many, but a host that also plays sessions needs the time to launch them; more would only make memory scarce
+for others."""
 SHARE = 0.75
 """Of the free memory: lengths differ, and others on the device want some too."""
 

@@ -319,6 +319,22 @@ def test_starting_over_with_fewer_pages_loses_no_token():
     assert all(request.ids[: len(had[request])] == had[request] for request in requests)
 
 
+def test_what_an_old_version_left_gives_way_before_what_is_still_of_use():
+    schedule = make_schedule(count=11, num_slots=3, max_running=1, decode_steps=1)
+    machine = Machine(schedule)
+    for version, session in ((0, "old"), (1, "new")):
+        schedule.loaded("current", version=version)
+        schedule.add(make_request([version] * 13, session=session))
+        machine.run(rng=NEVER_STOPS)
+    held = {slot.session_id: slot.index for slot in schedule.slots}
+    assert all(schedule.pages.num_held(held[session]) == 4 for session in ("old", "new"))
+    schedule.add(make_request([5] * 18, session="third"))
+    schedule.add(make_request([0] * 14, session="old"))  # waits, which would make it the last to go
+    machine.step(rng=NEVER_STOPS)
+    assert [schedule.pages.num_held(held[session]) for session in ("old", "new")] == [0, 4]
+    machine.run(rng=NEVER_STOPS)
+
+
 def test_prompts_are_computed_while_others_decode_and_those_that_decode_stay_together():
     schedule = make_schedule(count=40)
     machine = Machine(schedule, overlaps=True)

@@ -92,13 +92,12 @@ class Schedule:
             )
 
     def loaded(self, policy: str, *, version: int) -> None:
-        """`policy` has new weights. What is in flight keeps its cache and goes on; nothing else may read it."""
+        """`policy` has new weights. What runs keeps its cache and goes on; nothing else may read it. What idle slots hold stays until its
+        room is needed, and serves nobody, being of another version: nothing is generated while this is called."""
         self.versions[policy] = version
-        for slot in self.slots:
-            if slot.policy != policy:
-                continue
-            if not slot.busy:
-                self._forget(slot)
+        for request in self.running:
+            slot = request.slot
+            if slot is None or slot.policy != policy:
                 continue
             self._beginnings.cut(slot, 0)
             slot.version = None if slot.length else version
@@ -304,7 +303,7 @@ class Schedule:
             return self.slots[heappop(self._unclaimed)]
         idle = [slot for slot in self.slots if not slot.busy]
         place = {request.session_id: i for i, request in enumerate(self.waiting)}
-        return min(idle, key=lambda slot: _worth(slot, place))
+        return min(idle, key=lambda slot: self._worth(slot, place))
 
     def _best_source(self, request: Request, *, at_least: int, known: Sequence[int]) -> tuple[Slot | None, int]:
         """The slot with the most of the prompt, the lowest of several. `known`: the keys of the prompt's first blocks."""
@@ -377,10 +376,17 @@ class Schedule:
         idle = [
             slot for slot in self.slots if not slot.busy and slot not in sparing and self.pages.num_held(slot.index)
         ]
-        for slot in sorted(idle, key=lambda s: _worth(s, place)):
+        for slot in sorted(idle, key=lambda s: self._worth(s, place)):
             if self.pages.num_free >= wanted:
                 return
             self._forget(slot)
+
+    def _worth(self, slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
+        """Of what an idle slot holds, by who will want it: nobody, a session that may come back, one that waits (its place in the
+        queue). What is of an old version nobody wants."""
+        if slot.session_id is None or slot.version != self.versions.get(slot.policy):
+            return 0, slot.used
+        return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 
     def _grown(self, request: Request, tokens: int) -> bool:
         """Whether the request could get pages for `tokens`; where others had to give way for it, they have. False: it had to itself, or
@@ -474,13 +480,6 @@ class Schedule:
     def _longest_draft(self, request: Request) -> int:
         """Behind the last token that may be sampled nothing is computed."""
         return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.drafts else 0
-
-
-def _worth(slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
-    """Of what an idle slot holds, by who will want it: nobody, a session that may come back, one that waits (its place in the queue)."""
-    if slot.session_id is None:
-        return 0, slot.used
-    return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], *, most: int | None = None) -> int:

@@ -11,7 +11,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (20_000, 10, 10)
+THRESHOLDS = (20_000, 10, 100)
+"""The last: so many collections of the middle-aged between two full ones, which go through the tokens of every conversation."""
 
 
 @contextmanager

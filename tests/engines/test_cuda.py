@@ -156,6 +156,7 @@ def test_answers_stay_right_while_a_trainer_works_on_the_same_device():
         return trainer.steps
 
     with ThreadPoolExecutor(1) as pool:
+        trainer.step(make_batch())  # compiled
         training = pool.submit(train)
         try:
             play(make("qwen2"), conversations=30, check=check, prefill_tokens=96)

@@ -23,9 +23,9 @@ from tests.engines import plain_kernels
 from tests.engines.examples import embedded, gap, small_llama, tokens, words
 
 PRETENDED = ("ludus.models.paged_attention", "ludus.engines.graphs", "ludus.engines.cuda")
-MAX_TOKENS = 180
+MAX_TOKENS = 172
 EACH = 3
-"""Pages of 64 of the longest sequence, with the eight that it may be decoded past its end."""
+"""Pages of 64 of the longest sequence, with the sixteen that it may be decoded past its end."""
 
 
 class Replayed:
@@ -318,7 +318,7 @@ async def _say_something(**config):
 def test_a_budget_without_room_for_one_sequence_is_refused_with_what_is_needed(cuda, monkeypatch):
     with_pages(cuda, monkeypatch, EACH - 1)
     with pytest.raises(
-        ConfigError, match=r"engine.memory is 1, which holds no sequence of 180 tokens.*rollout.max_tok"
+        ConfigError, match=r"engine.memory is 1, which holds no sequence of 172 tokens.*rollout.max_tok"
     ):
         asyncio.run(_say_something(memory=1.0))
 
@@ -368,14 +368,14 @@ def test_more_tokens_than_the_cache_holds_are_refused_when_they_are_asked_for(cu
     async def main():
         async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=2) as engine:
             with pytest.raises(
-                EngineFailed, match=r"170 tokens and up to 20 sampled ones are 190.*keeps 180.*max_tokens"
+                EngineFailed, match=r"162 tokens and up to 20 sampled ones are 182.*keeps 172.*max_tokens"
             ):
-                await engine.generate([1] * 170, sampling=tokens(20), session_id="a")
-            with pytest.raises(EngineFailed, match=r"181 tokens cannot be scored at once.*keeps 180.*max_tokens"):
-                await engine.score([1] * 181)
-            return await engine.score([1] * 180)
+                await engine.generate([1] * 162, sampling=tokens(20), session_id="a")
+            with pytest.raises(EngineFailed, match=r"173 tokens cannot be scored at once.*keeps 172.*max_tokens"):
+                await engine.score([1] * 173)
+            return await engine.score([1] * 172)
 
-    assert len(asyncio.run(main())) == 179
+    assert len(asyncio.run(main())) == 171
 
 
 def test_a_gpu_that_disappears_is_named_to_everybody_who_waits(cuda, monkeypatch):

@@ -395,6 +395,7 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
                 schedule.cancel(request)
         elif event < 0.6:
             schedule.release(rng.choice(sorted(histories)))
+        schedule.steps = rng.randint(1, steps) if steps > 1 else 1
         machine.step(rng=rng)
         for request, _ in machine.done:
             if len(request.ids) < 24:

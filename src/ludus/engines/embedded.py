@@ -29,6 +29,7 @@ from ludus.config import EngineConfig
 from ludus.engines.drafts import Drafts
 from ludus.engines.engine import Capabilities
 from ludus.engines.noise import Noise
+from ludus.engines.pace import MANY, Pace
 from ludus.engines.plan import NOTHING, Landing
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
@@ -38,8 +39,6 @@ from ludus.types import CURRENT, Completion, Sampling
 from ludus.weights.channel import Channel
 
 T = TypeVar("T")
-DECODE_STEPS = 8
-"""Tokens drawn in a row on a GPU before the host looks: it would otherwise be what the device waits for."""
 GATHER_S, QUIET_S = 0.005, 0.001
 """How long a GPU's thread waits for the next turns of sequences that ended together, and how long when none comes."""
 SWITCH_S, GPU_SWITCH_S = 0.0002, 0.00002
@@ -94,7 +93,8 @@ class EmbeddedEngine:
         on_gpu = _is_cuda(model.device) and not config.deterministic
         config = config.sized(on_gpu=on_gpu)
         num_slots = max(config.max_cached, config.max_running)
-        decode_steps = DECODE_STEPS if on_gpu else 1
+        decode_steps = MANY if on_gpu else 1
+        self._pace = Pace() if on_gpu else None
         if on_gpu:
             sys.setswitchinterval(min(GPU_SWITCH_S, sys.getswitchinterval()))
             from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
@@ -120,6 +120,8 @@ class EmbeddedEngine:
             pages=self._policies.make_pages(),
             drafts=None if on_gpu or config.deterministic else Drafts(),
         )
+        if self._pace is not None:
+            self._schedule.steps = self._pace.steps
         self._schedule.loaded(CURRENT, version=version)
         self._channel, self._threads = channel, config.threads
         self._room = asyncio.Semaphore(config.max_waiting)
@@ -359,7 +361,12 @@ class EmbeddedEngine:
             self._land(flight)
 
     def _land(self, flight: _Flight) -> None:
+        began = time.perf_counter()
         results = iter(flight.landing())
+        if self._pace is not None:
+            waited_s = time.perf_counter() - began
+            self._pace.landed(waited_s=waited_s, busy_s=self._busy_s, decoded=flight.planned.steps > 1)
+            self._schedule.steps = self._pace.steps
         for chunk in flight.planned.chunks:
             drawn = next(results) if chunk.samples else NOTHING
             request = chunk.request

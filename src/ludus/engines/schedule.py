@@ -36,7 +36,8 @@ class Schedule:
     """Requests and slots. First in, first admitted; decoding goes on in every step, prompts share `prefill_tokens` of it.
 
     `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself. `decode_steps`
-    above 1: prompts and decoding go in passes of their own, and decoding takes so many steps at a time. `drafts`: what to compute ahead.
+    above 1: prompts and decoding go in passes of their own, and decoding takes up to so many steps at a time. `drafts`: what to compute
+    ahead.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Schedule:
         self.slot_tokens = slot_tokens
         self.max_running, self.prefill_tokens = max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
+        self.steps = decode_steps
+        """What decoding takes at a time now; the engine may change it between two plans."""
         self.pages, self.drafts = pages, drafts
         assert drafts is None or not (deterministic or pages or decode_steps > 1), (
             "drafts are for slots, one step at a time"
@@ -446,7 +449,7 @@ class Schedule:
         if prompts:
             yield Pass(policy, tuple(prompts))
         if decode:
-            yield Pass(policy, tuple(sorted(decode, key=_SLOT)), steps=self.decode_steps)
+            yield Pass(policy, tuple(sorted(decode, key=_SLOT)), steps=self.steps)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
@@ -462,7 +465,7 @@ class Schedule:
             count = 1 if missing == 1 else min(missing, self.prefill_tokens if self.deterministic else budget)
             if not count:
                 continue
-            ahead = self.decode_steps - 1 if missing == 1 else 0
+            ahead = self.steps - 1 if missing == 1 else 0
             if not self._grown(request, slot.length + count + ahead):
                 continue
             if missing > 1:

@@ -1,0 +1,30 @@
+"""How many tokens a GPU draws in a row before the host looks. Promise: few while the device is what is waited for, so that the end of a
+sequence is heard of soon; more when the host is, which then has less to do per token.
+
+In a training run sessions and trainer share the host's interpreter with the engine, and it is the slower of the two.
+"""
+
+from __future__ import annotations
+
+FEW, MANY = 8, 16
+HOST, DEVICE = 0.6, 0.8
+"""Shares of the engine's time spent waiting for the device: below the first the host is too slow, above the second it is not."""
+BLOCKS = 4
+"""That are looked at together."""
+
+
+class Pace:
+    def __init__(self) -> None:
+        self.steps = FEW
+        self._blocks = 0
+        self._waited_s = self._since_s = 0.0
+
+    def landed(self, *, waited_s: float, busy_s: float, decoded: bool) -> None:
+        """A pass was waited for so long; until now the engine has been busy for `busy_s`, waiting included."""
+        self._waited_s += waited_s
+        self._blocks += decoded
+        if self._blocks < BLOCKS or busy_s <= self._since_s:
+            return
+        share = self._waited_s / (busy_s - self._since_s)
+        self.steps = MANY if share < HOST else FEW if share > DEVICE else self.steps
+        self._blocks, self._waited_s, self._since_s = 0, 0.0, busy_s

@@ -102,8 +102,11 @@ class Schedule:
             slot = request.slot
             if slot is None or slot.policy != policy:
                 continue
+            if slot.length:
+                slot.version = None  # what it is listed under has the old version in it, and is found by nobody
+                continue
             self._beginnings.cut(slot, 0)
-            slot.version = None if slot.length else version
+            slot.version = version
             self._extend(slot)
 
     def cancel(self, request: Request) -> Spill | None:

@@ -41,12 +41,15 @@ class Wire:
     async def model_name(self) -> str:
         if not self._model:
             listed = (await self.request("GET", "/models")).get("data") or []
-            if len(listed) != 1:
-                names = ", ".join(str(entry.get("id")) for entry in listed) or "nothing"
+            if not isinstance(listed, list) or not all(isinstance(each, dict) and "id" in each for each in listed):
+                raise self.lacks("the names of its models", "tell which one to ask for (engine.model)")
+            names = [str(entry["id"]) for entry in listed]
+            if len(names) != 1:
                 raise EngineFailed(
-                    f"the server at {self.url} serves {names}; expected one model, or to be told which (engine.model)"
+                    f"the server at {self.url} serves {', '.join(names) or 'nothing'}; expected one model, or to be told which "
+                    "(engine.model)"
                 )
-            self._model = str(listed[0]["id"])
+            self._model = names[0]
         return self._model
 
     async def request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -7,9 +7,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.engines.beginnings import BLOCK, Beginnings
+from ludus.engines.beginnings import BLOCK, Beginnings, common_prefix
 from ludus.engines.plan import Request, Slot
-from ludus.engines.schedule import MIN_SHARED, Schedule, common_prefix
+from ludus.engines.schedule import MIN_SHARED, Schedule
 from ludus.types import Sampling
 
 
@@ -57,7 +57,13 @@ def by_looking_at_each(schedule: Schedule, request: Request, *, at_least: int) -
     for slot in schedule.slots:
         if slot.policy == request.policy and slot.version == schedule.versions[request.policy]:
             held = slot.ids if slot.busy else slot.ids[: slot.length]
-            if (shared := common_prefix(held, request.ids[: request.num_prompt - 1])) > most:
+            if (
+                shared := common_prefix(
+                    held,
+                    request.ids[: request.num_prompt - 1],
+                    most=min(len(held), len(request.ids[: request.num_prompt - 1])),
+                )
+            ) > most:
                 best, most = slot, shared
     return best, most if best else 0
 

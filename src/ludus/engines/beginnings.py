@@ -56,3 +56,17 @@ class Beginnings:
 
 def _root(policy: str, version: int | None) -> int:
     return hash((policy, version))
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int], *, most: int) -> int:
+    """Length of the longest common prefix, or `most`, which both have. Compares slices, which is C, and halves the interval."""
+    low, high = 0, most
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -103,7 +103,7 @@ class Decoder:
         self._held, self._launched = None, columns
 
         def landed() -> list[Drawn]:
-            tokens, logprobs = (said()[name][:steps, : len(rows)].T for name in ("tokens", "logprobs"))
+            tokens, logprobs = (part[:steps, : len(rows)].T for part in said().values())
             if self._launched is columns:
                 slots, _, positions, temperatures, origins = columns
                 last, reached = tuple(tokens[:, -1].tolist()), tuple(position + steps for position in positions)
@@ -208,7 +208,7 @@ class Prompter:
         said = self._said.fetching()
 
         def landed() -> list[Drawn]:
-            tokens, logprobs = (said()[name][:num].tolist() for name in ("tokens", "logprobs"))
+            tokens, logprobs = (part[:num].tolist() for part in said().values())
             return [((token,), (logprob,)) for token, logprob in zip(tokens, logprobs, strict=True)]
 
         return landed

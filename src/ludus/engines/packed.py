@@ -49,7 +49,7 @@ class Packed:
         """What the host has goes to the device."""
         self._there.copy_(self._here, non_blocking=True)
         if self._brought is not None:
-            self._brought.record()
+            self._brought.record(self._stream())
 
     def fetching(self) -> Callable[[], dict[str, np.ndarray]]:
         """What the device has, or will have when all that was launched is computed; the answer waits for it. What is launched later
@@ -59,7 +59,7 @@ class Packed:
         here.copy_(self._there, non_blocking=True)
         fetched = torch.cuda.Event() if on_gpu else None
         if fetched is not None:
-            fetched.record()
+            fetched.record(self._stream())
 
         def awaited() -> dict[str, np.ndarray]:
             if fetched is not None:
@@ -67,6 +67,10 @@ class Packed:
             return self._cut(here)
 
         return awaited
+
+    def _stream(self) -> torch.cuda.Stream:
+        """Of its own device, which need not be the current one."""
+        return torch.cuda.current_stream(self._there.device)
 
     def _cut(self, whole: Tensor) -> dict[str, np.ndarray]:
         array = whole.numpy()

@@ -20,7 +20,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
-from ludus.engines.beginnings import BLOCK, Beginnings
+from ludus.engines.beginnings import BLOCK, Beginnings, common_prefix
 from ludus.engines.drafts import LONGEST, Drafts
 from ludus.engines.pages import Pages
 from ludus.engines.plan import NOTHING, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
@@ -486,17 +486,3 @@ class Schedule:
     def _longest_draft(self, request: Request) -> int:
         """Behind the last token that may be sampled nothing is computed."""
         return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.drafts else 0
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int], *, most: int | None = None) -> int:
-    """Length of the longest common prefix, or `most`. Compares slices, which is C, and halves the interval."""
-    low, high = 0, min(len(a), len(b)) if most is None else most
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low

@@ -57,13 +57,8 @@ def by_looking_at_each(schedule: Schedule, request: Request, *, at_least: int) -
     for slot in schedule.slots:
         if slot.policy == request.policy and slot.version == schedule.versions[request.policy]:
             held = slot.ids if slot.busy else slot.ids[: slot.length]
-            if (
-                shared := common_prefix(
-                    held,
-                    request.ids[: request.num_prompt - 1],
-                    most=min(len(held), len(request.ids[: request.num_prompt - 1])),
-                )
-            ) > most:
+            length = min(len(held), request.num_prompt - 1)
+            if (shared := common_prefix(held, request.ids, most=length)) > most:
                 best, most = slot, shared
     return best, most if best else 0
 

@@ -157,9 +157,8 @@ def _sft(config: RunConfig) -> dict[str, Any]:
 
 
 def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
-    from ludus.launch.local import (
-        train as train_run,
-    )  # outside the loop, where a Ctrl-C would wait for it to be imported
+    # outside the loop, where a Ctrl-C would wait for it to be imported
+    from ludus.launch.local import train as train_run
 
     return interruptible(train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c))
 

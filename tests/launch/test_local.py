@@ -77,15 +77,15 @@ def test_one_bad_session_does_not_keep_a_run_from_starting(small_model, tmp_path
 
 
 def test_a_device_that_is_lost_under_the_engine_ends_the_run_at_once_and_by_name(small_model, tmp_path, monkeypatch):
-    real, calls = Policies.run, []
+    real, calls = Policies.launch, []
 
-    def run_until(self, planned, **options):
+    def launch_until(self, planned, **options):
         calls.append(planned)
         if len(calls) == 20:
             raise torch.AcceleratorError("CUDA error: unspecified launch failure, as ordered")
         return real(self, planned, **options)
 
-    monkeypatch.setattr(Policies, "run", run_until)
+    monkeypatch.setattr(Policies, "launch", launch_until)
     config = make_config(tmp_path, small_model, pipeline={"steps": 50})
     with pytest.raises(EngineFailed, match=r"^cpu stopped answering: .*as ordered.*nvidia-smi.*--resume"):
         run(config)

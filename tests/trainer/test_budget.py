@@ -1,3 +1,5 @@
+from contextlib import contextmanager
+
 import pytest
 import torch
 from hypothesis import given
@@ -100,3 +102,24 @@ def test_weights_that_do_not_fit_are_refused_with_what_to_change(monkeypatch):
     monkeypatch.setattr(trainer_module, "make_optimizer", scarce)
     with pytest.raises(TrainerFailed, match=r"AdamW's averages do not fit.*18 bytes.*lora\.rank"):
         make_trainer()
+
+
+def test_what_is_left_of_the_first_step_goes_by_the_budget_that_was_found(monkeypatch):
+    finding, known = (make_trainer(microbatch_tokens=tokens) for tokens in (39, 1000))
+    real, sizes = finding._budget.microbatch, []
+
+    @contextmanager
+    def measured(*, tokens, sequences):
+        with real(tokens=tokens, sequences=sequences):
+            sizes.append(tokens)
+            yield
+        finding._budget.tokens = 1000
+
+    monkeypatch.setattr(finding._budget, "microbatch", measured)
+    batch = make_batch(lengths=(30, 9, 17, 22, 6))
+    numbers, expected = finding.step(batch), known.step(batch)
+    assert len(sizes) == numbers["microbatches"] == 2
+    assert numbers["sampled_tokens"] == expected["sampled_tokens"]
+    assert sizes[0] <= 39 < sizes[1]
+    assert numbers["loss"] == pytest.approx(expected["loss"], abs=1e-5)
+    assert numbers["grad_norm"] == pytest.approx(expected["grad_norm"], abs=1e-5)

@@ -7,7 +7,7 @@ names the sequence it came from. Restoring a checkpoint continues bit for bit.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -152,9 +152,7 @@ class Trainer:
     def _try_to_accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
         self._masters.forget_gradients()
         total, pieces = torch.zeros((), device=self.model.device), []
-        rows = [row_ids(sequence) for sequence in sequences]
-        for indices in pack(rows, budget=self._budget.tokens):
-            chosen = [sequences[index] for index in indices]
+        for chosen in self._parts(sequences):
             microbatch = make_microbatch(chosen, device=self.model.device)
             with self._budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(chosen)):
                 loss, diagnostics = self._forward(microbatch, chosen)
@@ -163,6 +161,20 @@ class Trainer:
             pieces.append(diagnostics)
         self._masters.take_gradients()
         return total, pieces
+
+    def _parts(self, sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
+        """One microbatch after the other. Where the budget is found out on the way, what is left is parted anew."""
+        left = list(sequences)
+        while True:
+            budget, taken = self._budget.tokens, set[int]()
+            for indices in pack([row_ids(sequence) for sequence in left], budget=budget):
+                taken.update(indices)
+                yield [left[index] for index in indices]
+                if self._budget.tokens != budget:
+                    break
+            else:
+                return
+            left = [sequence for index, sequence in enumerate(left) if index not in taken]
 
     def _forward(self, microbatch: Microbatch, sequences: Seq[Sequence]) -> tuple[Tensor, dict[str, Tensor]]:
         logprobs, entropies = sampled_logprobs(

@@ -374,7 +374,8 @@ class Schedule:
         self.pages.grow(slot.index, tokens)
 
     def _evict(self, wanted: int, *, sparing: Collection[Slot]) -> None:
-        """Idle sessions lose what was kept for them until `wanted` pages are free, or none is left."""
+        """Idle sessions lose what was kept for them until `wanted` pages are free, or none is left. What is of an old version goes at
+        once: nobody wants it, and looking for pages one by one takes long."""
         assert self.pages is not None
         if self.pages.num_free >= wanted:
             return
@@ -382,15 +383,21 @@ class Schedule:
         idle = [
             slot for slot in self.slots if not slot.busy and slot not in sparing and self.pages.num_held(slot.index)
         ]
+        for slot in idle:
+            if self._is_old(slot):
+                self._forget(slot)
         for slot in sorted(idle, key=lambda s: self._worth(s, place)):
             if self.pages.num_free >= wanted:
                 return
             self._forget(slot)
 
+    def _is_old(self, slot: Slot) -> bool:
+        return slot.version != self.versions.get(slot.policy)
+
     def _worth(self, slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
         """Of what an idle slot holds, by who will want it: nobody, a session that may come back, one that waits (its place in the
         queue). What is of an old version nobody wants."""
-        if slot.session_id is None or slot.version != self.versions.get(slot.policy):
+        if slot.session_id is None or self._is_old(slot):
             return 0, slot.used
         return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 

@@ -1,5 +1,6 @@
 """Triton kernels of attention over a trie of tokens, forward and backward. Promise: key k is read by the queries q with k <= q < ends[k],
-and by no other; tiles of ROWS queries and COLUMNS keys that are in no list are never touched.
+and by no other; tiles of ROWS queries and COLUMNS keys that are in no list are never touched. Those that are seen wholly come first in a
+list, and are spared the comparison: a loop over each kind.
 
 Imported on CUDA devices only. Everything is (tokens, heads, head dim), query heads in groups that share keys and values. Sums of
 exponentials are kept as logarithms to the base 2, by head and token.
@@ -102,20 +103,14 @@ def _forward(
     total = tl.zeros([ROWS], tl.float32)
     summed = tl.zeros([ROWS, DIM_P], tl.float32)
     wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
-    for number in range(0, wholes):
-        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
-        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
-        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        highest, total, summed = _attended(
-            highest, total, summed, q, k, v, row, column, ends, tokens, scale, True, PRECISION
-        )
-    for number in range(wholes, visited):
-        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
-        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
-        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        highest, total, summed = _attended(
-            highest, total, summed, q, k, v, row, column, ends, tokens, scale, False, PRECISION
-        )
+    for PARTLY in tl.static_range(2):
+        for number in range(wholes if PARTLY else 0, visited if PARTLY else wholes):
+            column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+            k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+            v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+            highest, total, summed = _attended(
+                highest, total, summed, q, k, v, row, column, ends, tokens, scale, not PARTLY, PRECISION
+            )
     _store(out, row, HEADS * DIM, head, dim, tokens, summed / total[:, None], DIM)
     tl.store(sums + head * tokens + row, highest + tl.log2(total), mask=row < tokens)
 
@@ -156,18 +151,15 @@ def _of_queries(
     total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
     summed = tl.zeros([ROWS, DIM_P], tl.float32)
     wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
-    for number in range(0, wholes):
-        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
-        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
-        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, True, PRECISION)
-        summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
-    for number in range(wholes, visited):
-        column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
-        k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
-        v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
-        _, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, False, PRECISION)
-        summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
+    for PARTLY in tl.static_range(2):
+        for number in range(wholes if PARTLY else 0, visited if PARTLY else wholes):
+            column = tl.load(lists + block * longest + number) * COLUMNS + tl.arange(0, COLUMNS)
+            k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
+            v = _block(value, column, value_stride, head // GROUP, dim, tokens, DIM)
+            _, by_scores = _slopes(
+                q, k, v, slope, total, delta, row, column, ends, tokens, scale, not PARTLY, PRECISION
+            )
+            summed += tl.dot(by_scores.to(k.dtype), k, input_precision=PRECISION)
     _store(of_query, row, HEADS * DIM, head, dim, tokens, summed * (scale / LOG2_E), DIM)
 
 
@@ -207,24 +199,18 @@ def _of_keys(
     of_k = tl.zeros([COLUMNS, DIM_P], tl.float32)
     of_v = tl.zeros([COLUMNS, DIM_P], tl.float32)
     wholes, visited = tl.load(counts + 2 * block), tl.load(counts + 2 * block + 1)
-    for number in range(0, wholes):
-        row = tl.load(lists + block * longest + number) * ROWS + tl.arange(0, ROWS)
-        q = _block(query, row, query_stride, head, dim, tokens, DIM)
-        slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
-        total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
-        delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
-        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, True, PRECISION)
-        of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
-        of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
-    for number in range(wholes, visited):
-        row = tl.load(lists + block * longest + number) * ROWS + tl.arange(0, ROWS)
-        q = _block(query, row, query_stride, head, dim, tokens, DIM)
-        slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
-        total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
-        delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
-        weights, by_scores = _slopes(q, k, v, slope, total, delta, row, column, ends, tokens, scale, False, PRECISION)
-        of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
-        of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
+    for PARTLY in tl.static_range(2):
+        for number in range(wholes if PARTLY else 0, visited if PARTLY else wholes):
+            row = tl.load(lists + block * longest + number) * ROWS + tl.arange(0, ROWS)
+            q = _block(query, row, query_stride, head, dim, tokens, DIM)
+            slope = _block(by_out, row, HEADS * DIM, head, dim, tokens, DIM)
+            total = tl.load(sums + head * tokens + row, mask=row < tokens, other=0.0)
+            delta = tl.load(deltas + head * tokens + row, mask=row < tokens, other=0.0)
+            weights, by_scores = _slopes(
+                q, k, v, slope, total, delta, row, column, ends, tokens, scale, not PARTLY, PRECISION
+            )
+            of_v += tl.dot(tl.trans(weights.to(slope.dtype)), slope, input_precision=PRECISION)
+            of_k += tl.dot(tl.trans(by_scores.to(q.dtype)), q, input_precision=PRECISION)
     _store(of_key, column, HEADS * DIM, head, dim, tokens, of_k * (scale / LOG2_E), DIM)
     _store(of_value, column, HEADS * DIM, head, dim, tokens, of_v, DIM)
 

@@ -35,6 +35,8 @@ from ludus.types import CURRENT
 
 
 class CudaPolicies(Policies):
+    overlaps = True
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -165,8 +167,6 @@ class CudaPolicies(Policies):
         synchronise(self.device)
 
     # -------------------------------------------------------------------------------------------- passes
-
-    overlaps = True
 
     def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
         prompter, decoder = self._passes_of(planned.policy)

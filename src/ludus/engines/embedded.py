@@ -48,6 +48,8 @@ take. On a GPU, where a launch is short, less than on a CPU."""
 
 
 class _Flight(NamedTuple):
+    """A pass that was launched and has not landed."""
+
     planned: Pass
     landing: Landing
 
@@ -338,15 +340,13 @@ class EmbeddedEngine:
         for request in plan.admitted:
             self._leave_queue(self._generations[request])
         self._policies.prepare(plan)
-        launched, self._launched = self._launched, []
+        before, self._launched = self._launched, []
         for planned in plan.passes:
-            flight = self._launch(planned)
-            if self._policies.overlaps:
-                self._launched.append(flight)
-            else:
-                self._land(flight)
+            self._launched.append(self._launch(planned))
+            if not self._policies.overlaps:
+                self._land_all()
         # what the step before launched has run while this one was planned
-        for flight in launched:
+        for flight in before:
             self._land(flight)
         self._deliver()
         self._busy_s += time.perf_counter() - began
@@ -356,8 +356,8 @@ class EmbeddedEngine:
         return _Flight(planned, self._policies.launch(planned, noises=noises))
 
     def _land_all(self) -> None:
-        launched, self._launched = self._launched, []
-        for flight in launched:
+        flights, self._launched = self._launched, []
+        for flight in flights:
             self._land(flight)
 
     def _land(self, flight: _Flight) -> None:

@@ -29,6 +29,9 @@ from ludus.types import CURRENT
 class Policies:
     """Weights of one architecture under several names. Owns `model`: it becomes the policy `current` and is changed in place by loads."""
 
+    overlaps = False
+    """Whether what is launched is computed while the host goes on."""
+
     def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
         model.requires_grad_(False)
         self._fused = serve(model, max_tokens=max_tokens)
@@ -88,9 +91,6 @@ class Policies:
 
     def clear(self, spill: Spill) -> None:
         self.cache.clear(spill.slot, count=spill.count)
-
-    overlaps = False
-    """Whether what is launched is computed while the host goes on."""
 
     def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
         """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""

@@ -11,7 +11,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (20_000, 10, 100)
+THRESHOLDS = (100_000, 10, 100)
 """The last: so many collections of the middle-aged between two full ones, which go through the tokens of every conversation."""
 
 

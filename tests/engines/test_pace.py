@@ -10,10 +10,10 @@ def paced(pace, *, waits, blocks=BLOCKS, busy_s=0.0):
 
 def test_a_slow_host_gets_longer_blocks_and_a_slow_device_short_ones():
     pace = Pace()
-    assert paced(pace, waits=0.9) == FEW
-    assert paced(pace, waits=0.3, busy_s=4) == MANY
-    assert paced(pace, waits=0.7, busy_s=8) == MANY, "in between it stays as it is"
-    assert paced(pace, waits=0.9, busy_s=12) == FEW
+    assert paced(pace, waits=0.6) == FEW
+    assert paced(pace, waits=0.05, busy_s=4) == MANY
+    assert paced(pace, waits=0.2, busy_s=8) == MANY, "in between it stays as it is"
+    assert paced(pace, waits=0.6, busy_s=12) == FEW
 
 
 def test_prompts_are_waited_for_too_but_blocks_are_what_counts():

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ludus.engines.pages import Pages, pages_within
-from ludus.engines.plan import Chunk, Pass, Request
+from ludus.engines.plan import UNKNOWN, Chunk, Pass, Request
 from ludus.engines.schedule import MIN_SHARED, Schedule
 from ludus.types import Completion, Sampling
 
@@ -71,6 +71,15 @@ class Machine:
     """What a step launched lands in the next, after that one's plan."""
     flights: list[tuple[Chunk, list[int]]] = field(default_factory=list)
 
+    @property
+    def unheard(self) -> dict[Request, list[int]]:
+        """What was drawn for a request and is in flight."""
+        drawn: dict[Request, list[int]] = {}
+        for chunk, tokens in self.flights:
+            if chunk in chunk.request.in_flight:
+                drawn.setdefault(chunk.request, []).extend(tokens)
+        return drawn
+
     def page(self, number: int) -> list:
         return self.memory.setdefault(number, [None] * TOKENS)
 
@@ -86,10 +95,9 @@ class Machine:
             assert len(copy.source_pages) == len(copy.target_pages) == 1, "what fills a page is shared, not copied"
             for page, content in zip(copy.target_pages, contents, strict=True):
                 self.memory[page] = content
-        launched, self.flights = self.flights, []
-        for planned in plan.passes:
-            self.flights += [(chunk, self.compute(chunk, planned, rng)) for chunk in planned.chunks]
-        self.land(launched)
+        launched = [(chunk, self.compute(chunk, planned, rng)) for planned in plan.passes for chunk in planned.chunks]
+        before, self.flights = self.flights, launched
+        self.land(before)
         if not self.overlaps:
             self.land_all()
 
@@ -99,7 +107,7 @@ class Machine:
 
     def land(self, flights: list[tuple[Chunk, list[int]]]) -> None:
         for chunk, drawn in flights:
-            if chunk.request.in_flight is chunk:
+            if chunk in chunk.request.in_flight:
                 self.advance(chunk, drawn)
 
     def check(self) -> None:
@@ -109,10 +117,13 @@ class Machine:
 
     def compute(self, chunk: Chunk, planned: Pass, rng: random.Random) -> list[int]:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
-        assert [entry[0] for entry in self.read(chunk.slot, chunk.start)] == request.ids[: chunk.start]
+        ids = [*request.ids, *self.unheard.get(request, ())]
+        assert [entry[0] for entry in self.read(chunk.slot, chunk.start)] == ids[: chunk.start]
         assert all(entry[1] >= self.started[request] for entry in self.read(chunk.slot, chunk.start))
+        fed = ids[chunk.start : chunk.end]
+        assert chunk.ids == (fed if chunk.end <= len(request.ids) else [UNKNOWN])
         drawn = [rng.choice([7, 8, 9, 99]) for _ in range(planned.steps) if chunk.samples]
-        for offset, token in enumerate([*chunk.ids, *drawn[:-1]]):
+        for offset, token in enumerate([*fed, *drawn[:-1]]):
             self.write(chunk.slot, chunk.start + offset, (token, version))
         return drawn
 
@@ -335,21 +346,52 @@ def test_what_an_old_version_left_gives_way_before_what_is_still_of_use():
     machine.run(rng=NEVER_STOPS)
 
 
-def test_prompts_are_computed_while_others_decode_and_those_that_decode_stay_together():
+def test_decoding_goes_on_before_its_tokens_are_heard_of_and_takes_in_whoever_has_read_its_prompt():
     schedule = make_schedule(count=40)
     machine = Machine(schedule, overlaps=True)
     schedule.add(make_request([1] * 5, session="a", tokens=30))
-    kinds = []
-    for step in range(8):
+    steps = []
+    for step in range(5):
         if step in (1, 3):
             schedule.add(make_request([2 + step] * 6, session=str(step), tokens=30))
         machine.step(rng=NEVER_STOPS)
-        kinds.append(sorted((chunk.slot, chunk.decodes) for chunk, _ in machine.flights))
-    assert kinds[:2] == [[(0, False)], [(1, False)]], "the second prompt is launched while the first is computed"
-    assert kinds[2] == [(0, True)]
-    assert kinds[3] == [(2, False)], "the second sequence waits for the first, which decodes; a third prompt does not"
-    assert kinds[4] == [(0, True), (1, True)]
-    assert [] in kinds[5:], "nothing else can be done while all decode"
+        steps.append(sorted((chunk.slot, chunk.start, chunk.decodes) for chunk, _ in machine.flights))
+    assert steps[:2] == [[(0, 0, False)], [(0, 5, True), (1, 0, False)]], (
+        "the token that a prompt draws is not waited for"
+    )
+    assert steps[2] == [(0, 8, True), (1, 6, True)]
+    assert steps[3] == [(0, 11, True), (1, 9, True), (2, 0, False)]
+    assert steps[4] == [(0, 14, True), (1, 12, True), (2, 6, True)]
+
+
+def test_nothing_is_computed_after_a_last_token_that_is_known_to_be_the_last():
+    schedule = make_schedule(count=40)
+    machine = Machine(schedule, overlaps=True)
+    schedule.add(make_request([1] * 5, tokens=7))  # one by the prompt, then two blocks of three
+    launched = []
+    for _ in range(6):
+        machine.step(rng=NEVER_STOPS)
+        launched.append(len(machine.flights))
+    assert launched == [1, 1, 1, 0, 0, 0]
+    assert len(machine.done[0][1].ids) == 7
+
+
+def test_what_is_decoded_in_vain_leaves_the_sessions_next_turn_and_its_pages_as_they_should_be():
+    schedule = make_schedule(count=40)
+    machine = Machine(schedule, overlaps=True)
+    schedule.add(make_request([1] * 5, tokens=30))
+    ends = random.Random()
+    ends.choice = lambda tokens: 99  # type: ignore[method-assign]
+    # a prompt, a block in which it ends, one in vain
+    for rng in (NEVER_STOPS, ends, NEVER_STOPS):
+        machine.step(rng=rng)
+    assert [len(completion.ids) for _, completion in machine.done] == [2]
+    assert len(machine.flights) == 1, "a block in vain is in flight"
+    assert schedule.pages.num_held(0) == 2, "and has no more pages"
+    request = machine.done[0][0]
+    schedule.add(make_request([*request.ids, 5, 5], tokens=3))
+    machine.run(rng=NEVER_STOPS)
+    assert schedule.num_reused == 6, "what was kept is the turn that ended, not what came after it"
 
 
 @settings(max_examples=200, deadline=None)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludus.engines.graphs import Decoder, Piece, Prompter, Row
+from ludus.engines.graphs import Decoder, LastDrawn, Piece, Prompter, Row
 from ludus.engines.noise import Noise
 from ludus.engines.packed import Packed
 from ludus.engines.pages import Pages, pages_within
@@ -205,19 +205,20 @@ class CudaPolicies(Policies):
             def forward(ids: Tensor, paged: Paged, keep: Tensor | None) -> Tensor:
                 return _forward(model, ids, paged, keep=keep)
 
+            last = LastDrawn(max_rows=self._max_running, max_pieces=self._max_running + 1, device=self.device)
             prompter = Prompter(
                 forward,
                 cache=self.pages,
                 tables=self._tables,
+                last=last,
                 max_tokens=self._prefill_tokens,
-                max_pieces=self._max_running + 1,
                 pool=self._pool,
             )
             decoder = Decoder(
                 forward,
                 cache=self.pages,
                 tables=self._tables,
-                max_rows=self._max_running,
+                last=last,
                 max_steps=self._decode_steps,
                 pool=self._pool,
             )

@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 import warnings
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import index
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -146,7 +147,8 @@ class EmbeddedEngine:
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        request = Request(list(map(index, ids)), sampling, session_id, policy)
+        tokens = self._tokens(ids, what=f"session {session_id}: the prompt")
+        request = Request(tokens, sampling, session_id, policy)
         self._check(request)
         await self._room.acquire()
         call = _Call(asyncio.get_running_loop().create_future(), Noise(sampling.seed))
@@ -163,8 +165,7 @@ class EmbeddedEngine:
         return completion
 
     async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
-        tokens = list(map(int, ids))
-        self._check_ids(tokens, what="scored tokens")
+        tokens = self._tokens(ids, what="scored tokens")
         self._policies.model(policy)
         if len(tokens) > self._policies.most_scored:
             raise EngineFailed(
@@ -223,17 +224,20 @@ class EmbeddedEngine:
 
     def _check(self, request: Request) -> None:
         self._policies.model(request.policy)
-        self._check_ids(request.ids, what=f"session {request.session_id}: the prompt")
         if request.sampling.max_tokens < 1 or request.sampling.temperature < 0:
             raise EngineFailed(f"{request.sampling} cannot be drawn: max_tokens is at least 1, temperature at least 0")
         self._schedule.fits(request)
 
-    def _check_ids(self, ids: list[int], *, what: str) -> None:
-        if not ids or min(ids) < 0 or max(ids) >= self._policies.vocab_size:
-            got = f"ids from {min(ids)} to {max(ids)}" if ids else "no tokens"
-            raise EngineFailed(
-                f"{what}: got {got}; expected at least one id, each in 0 .. {self._policies.vocab_size - 1}"
-            )
+    def _tokens(self, ids: Sequence[int], *, what: str) -> list[int]:
+        """`ids`, each of which is a token. In two operations of C: every turn brings its whole conversation here."""
+        try:
+            tokens = array("I", ids)
+            if tokens and np.frombuffer(tokens, np.uintc).max() < self._policies.vocab_size:
+                return tokens.tolist()
+        except OverflowError:
+            pass
+        got = f"ids from {min(ids)} to {max(ids)}" if len(ids) else "no tokens"
+        raise EngineFailed(f"{what}: got {got}; expected at least one id, each in 0 .. {self._policies.vocab_size - 1}")
 
     async def _fetch(self, version: int) -> Mapping[str, Tensor]:
         with border(EngineFailed, f"version {version} could not be fetched"):
@@ -370,8 +374,8 @@ class EmbeddedEngine:
         for chunk in flight.planned.chunks:
             drawn = next(results) if chunk.samples else NOTHING
             request = chunk.request
-            if request.in_flight is not chunk:
-                continue  # it was cancelled meanwhile
+            if chunk not in request.in_flight:
+                continue  # it was cancelled, or over, or had to give way meanwhile
             if chunk.start < request.num_prompt:
                 self._num_prefilled += min(chunk.end, request.num_prompt) - chunk.start
             if not math.isfinite(sum(drawn[1])):

@@ -4,8 +4,9 @@ What is launched lands later: the host plans and launches the next pass while th
 stream.
 
 Decoder: many sequences, several tokens each, without the host in between. Each step is one graph: forward pass, draw, and the drawn
-token as the input of the next step. The host hears of the tokens once per block of steps, and finds out then which sequences were over
-before its end; what they said after that is thrown away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
+token as the input of the next step, also that of the next block, which is launched before the host has heard of this one's tokens. It
+hears of them once per block of steps, and finds out then which sequences were over before its end; what they said after that is thrown
+away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
 
 Graphs are captured for batches of a few sizes, when first needed, or before, by `warm`, while there is nothing else to do; a batch is
 filled up with rows that write to nobody's page.
@@ -14,7 +15,7 @@ filled up with rows that write to nobody's page.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,13 +23,14 @@ import torch
 from torch import Tensor
 
 from ludus.engines.packed import Packed
-from ludus.engines.plan import Drawn, Landing
+from ludus.engines.plan import UNKNOWN, Drawn, Landing
 from ludus.models import kernels
 from ludus.models.paged_attention import Paged, PagedCache, blocks_of
 
 
 class Row(NamedTuple):
-    """One sequence of a batch: its slot, the token to feed and where, and how to draw the next ones."""
+    """One sequence of a batch: its slot, the token to feed and where, and how to draw the next ones. A token that is UNKNOWN is the last
+    that was drawn for this slot."""
 
     slot: int
     id: int
@@ -38,16 +40,23 @@ class Row(NamedTuple):
     """Of its noise, see engines/noise.py."""
 
 
-Columns = tuple[tuple[Any, ...], ...]
-"""The fields of many rows, each for all of them."""
-
-
 def bucket(num: int, *, most: int) -> int:
     """The batch size that `num` sequences are filled up to: powers of two up to 32, then steps of a quarter."""
     size = 1
     while size < num:
         size = size * 2 if size < 32 else size + max(16, size // 4) // 16 * 16
     return min(size, most)
+
+
+class LastDrawn:
+    """Of one policy, the token drawn last for each slot, where it was drawn: in a row of the decoder, or behind a piece of the prompter.
+    A place is good until the next launch of whoever it belongs to."""
+
+    def __init__(self, *, max_rows: int, max_pieces: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(max_rows + max_pieces, dtype=torch.int64, device=device)
+        self.by_rows, self.by_pieces = self.tokens[:max_rows], self.tokens[max_rows:]
+        self.place: dict[int, int] = {}
+        """By slot."""
 
 
 Forward = Callable[[Tensor, Paged, Tensor | None], Tensor]
@@ -63,19 +72,20 @@ class Decoder:
         *,
         cache: PagedCache,
         tables: Tensor,
-        max_rows: int,
+        last: LastDrawn,
         max_steps: int,
         pool: Any,
     ) -> None:
-        device = tables.device
+        device, max_rows = tables.device, len(last.by_rows)
         self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
+        self._last, self._ids = last, last.by_rows
         self._max_rows, self._max_steps = max_rows, max_steps
         self._rows = torch.arange(max_rows, device=device)
         whole, real = ((max_rows,), torch.int64), ((max_rows,), torch.float32)
-        self._given = Packed(device, ids=whole, positions=whole, origins=whole, slots=whole, temperatures=real)
+        self._given = Packed(device, sources=whole, positions=whole, origins=whole, slots=whole, temperatures=real)
         self._given.host["temperatures"][:] = 1.0
         self._given.bring()
-        self._ids, self._positions, self._origins, self._slots, self._temperatures = self._given.device.values()
+        self._sources, self._positions, self._origins, self._slots, self._temperatures = self._given.device.values()
         self._tables = torch.zeros((max_rows, tables.shape[1]), dtype=torch.int32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         said = (max_steps, max_rows)
@@ -83,9 +93,8 @@ class Decoder:
         self._tokens, self._logprobs = self._said.device.values()
         self._constants = kernels.noise_constants(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._held: Columns | None = None
-        """What the buffers hold, where that is known: rows that just go on need no upload."""
-        self._launched: Columns | None = None
+        self._held: tuple[int, ...] = ()
+        """The slots whose rows the buffers hold as the last block left them."""
         self.moved = False
         """Slots have other pages than at the last block."""
 
@@ -94,38 +103,41 @@ class Decoder:
         assert 0 < steps <= self._max_steps
         size = bucket(len(rows), most=self._max_rows)
         graph = self._graph(size)
-        columns: Columns = tuple(zip(*rows, strict=True))
-        self._upload(columns, num=len(rows), size=size)
+        self._upload(rows, size=size)
         self._step.zero_()
         for _ in range(steps):
             graph.replay()
         said = self._said.fetching()
-        self._held, self._launched = None, columns
 
         def landed() -> list[Drawn]:
-            tokens, logprobs = (part[:steps, : len(rows)].T for part in said().values())
-            if self._launched is columns:
-                slots, _, positions, temperatures, origins = columns
-                last, reached = tuple(tokens[:, -1].tolist()), tuple(position + steps for position in positions)
-                self._held = (slots, last, reached, temperatures, origins)
-            return list(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+            tokens, logprobs = (part[:steps, : len(rows)].T.tolist() for part in said().values())
+            return list(zip(tokens, logprobs, strict=True))
 
         return landed
 
-    def _upload(self, columns: Columns, *, num: int, size: int) -> None:
-        moved, self.moved = self.moved, False
-        goes_on = self._held == columns
+    def _upload(self, rows: Sequence[Row], *, size: int) -> None:
+        """Rows that just go on, all of them, need nothing but the pages they have got."""
+        slots, ids, positions, temperatures, origins = zip(*rows, strict=True)
+        place, num = self._last.place, len(rows)
+        # below zero: not a token, but the place of one
+        sources = [-1 - place[slot] if token == UNKNOWN else token for slot, token in zip(slots, ids, strict=True)]
+        goes_on = slots == self._held and sources == list(range(-1, -1 - num, -1))
         if not goes_on:
             given = self._given.host
             given["slots"][num:size] = len(self._slot_tables) - 1  # nobody's
             given["temperatures"][num:size] = 1.0
-            for name in ("ids", "positions", "origins"):
+            for name in ("sources", "positions", "origins"):
                 given[name][num:size] = 0
-            given["slots"][:num], given["ids"][:num], given["positions"][:num], given["temperatures"][:num], _ = columns
-            given["origins"][:num] = _signed(columns[-1])
+            given["slots"][:num], given["sources"][:num], given["positions"][:num] = slots, sources, positions
+            given["temperatures"][:num], given["origins"][:num] = temperatures, _signed(origins)
             self._given.bring()
-        if moved or not goes_on:
+            whence = self._sources[:size]
+            drawn = self._last.tokens.index_select(0, (-1 - whence).clamp_(min=0))
+            torch.where(whence < 0, drawn, whence, out=self._ids[:size])
+        if self.moved or not goes_on:
             torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
+        place.update(zip(slots, range(num), strict=True))
+        self._held, self.moved = slots, False
 
     def warm(self) -> bool:
         """Captures one more graph; False when all are there."""
@@ -133,10 +145,11 @@ class Decoder:
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
-            self._held = None
+            drawn, self._held = self._ids.clone(), ()
             for buffer in (self._ids, self._positions, self._tables, self._step):
                 buffer.zero_()
             self._graphs[size] = captured(lambda: self._one_step(size), pool=self._pool)
+            self._ids.copy_(drawn)
         return self._graphs[size]
 
     def _one_step(self, size: int) -> None:
@@ -169,14 +182,14 @@ class Piece(NamedTuple):
 
 
 class Prompter:
-    """Reads pieces of prompts with `forward`, at most `max_tokens` of at most `max_pieces` sequences at a time."""
+    """Reads pieces of prompts with `forward`, at most `max_tokens` at a time."""
 
     def __init__(
-        self, forward: Forward, *, cache: PagedCache, tables: Tensor, max_tokens: int, max_pieces: int, pool: Any
+        self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, max_tokens: int, pool: Any
     ) -> None:
-        device = tables.device
+        device, max_pieces = tables.device, len(last.by_pieces)
         self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
-        self._max_pieces = max_pieces
+        self._last, self._max_pieces = last, max_pieces
         self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
         self._given = Packed(
             device,
@@ -202,9 +215,11 @@ class Prompter:
         graph = self._graph(size)
         self._upload(pieces, counts, size)
         graph.replay()
-        num = sum(piece.draws for piece in pieces)
+        drawing = [piece.slot for piece in pieces if piece.draws]
+        num = len(drawing)
         if not num:
             return list
+        self._last.place.update(zip(drawing, count(len(self._last.by_rows)), strict=False))
         said = self._said.fetching()
 
         def landed() -> list[Drawn]:
@@ -272,6 +287,7 @@ class Prompter:
         )
         self._tokens.copy_(tokens)
         self._logprobs.copy_(logprobs)
+        self._last.by_pieces.copy_(tokens)
 
 
 def tokens_bucket(num: int, *, most: int) -> int:

@@ -7,8 +7,9 @@ In a training run sessions and trainer share the host's interpreter with the eng
 from __future__ import annotations
 
 FEW, MANY = 8, 16
-HOST, DEVICE = 0.6, 0.8
-"""Shares of the engine's time spent waiting for the device: below the first the host is too slow, above the second it is not."""
+HOST, DEVICE = 0.1, 0.35
+"""Shares of the engine's time spent waiting for the device, which has the next block while the host looks at the last: below the first it
+may be out of work, above the second the host has time for more of them."""
 BLOCKS = 4
 """That are looked at together."""
 

@@ -11,6 +11,8 @@ from ludus.types import CURRENT, Completion, Sampling
 Drawn = tuple[Sequence[int], Sequence[float]]
 """Tokens drawn for one sequence, in order, and the logprob of each."""
 NOTHING: Drawn = ((), ())
+UNKNOWN = -1
+"""Stands for a token that was drawn, but not yet heard of."""
 Landing = Callable[[], list[Drawn]]
 """Waits for a pass that was launched, and has what it drew."""
 
@@ -48,8 +50,8 @@ class Request:
     leader: Slot | None = None
     """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
     num_shared: int = 0
-    in_flight: Chunk | None = None
-    """What of it was planned and has not landed yet."""
+    in_flight: tuple[Chunk, ...] = ()
+    """What of it was planned and has not landed yet, in order."""
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.ids)
@@ -57,6 +59,14 @@ class Request:
     @property
     def num_sampled(self) -> int:
         return len(self.logprobs)
+
+    def over_after(self, tokens: Sequence[int]) -> int | None:
+        """Which of the next `tokens` is the last."""
+        room = self.sampling.max_tokens - len(self.logprobs)
+        ends = [tokens.index(stop) for stop in self.sampling.stop_ids if stop in tokens]
+        if ends:
+            return min(*ends, room - 1)
+        return room - 1 if len(tokens) >= room else None
 
     def completion(self, stop: Literal["end", "length"]) -> Completion:
         return Completion(
@@ -102,7 +112,8 @@ class Spill:
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them.
+    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them, and `steps` of them in a
+    row where it decodes. Their id is UNKNOWN where it goes on from what is still in flight.
 
     `draft`: what will probably be drawn, computed behind them. As many tokens are drawn as it turns out right, and one.
     Nobody changes it; it is not frozen because one is made for every sequence in every step, and freezing triples what that takes.
@@ -114,6 +125,7 @@ class Chunk:
     ids: list[int]
     samples: bool
     draft: tuple[int, ...] = ()
+    steps: int = 1
 
     @property
     def count(self) -> int:
@@ -144,7 +156,10 @@ class Pass:
 
     policy: str
     chunks: tuple[Chunk, ...]
-    steps: int = 1
+
+    @property
+    def steps(self) -> int:
+        return self.chunks[0].steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@ of one policy version serves a request that began under another.
 
 A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
 is new. A first prompt gets what another slot of the same policy and version already holds: siblings of a group share all of it,
-sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: what an
-earlier one has in flight, until it is advanced, is left out of the next.
+sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: of what an
+earlier one has in flight, until it is advanced, only decoding goes on, with tokens that nobody has heard of yet. If one of them turns
+out to be the last, what was planned after it was in vain.
 
 With `pages` a slot holds as many of them as its tokens need, and takes more as it grows; what two slots have in common is in pages that
 both hold, up to the last that is full. Where none is free, sessions that are between two turns lose what was kept for them, the least
@@ -23,7 +24,7 @@ from typing import Literal
 from ludus.engines.beginnings import BLOCK, Beginnings, common_prefix
 from ludus.engines.drafts import LONGEST, Drafts
 from ludus.engines.pages import Pages
-from ludus.engines.plan import NOTHING, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
+from ludus.engines.plan import NOTHING, UNKNOWN, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 
@@ -151,7 +152,7 @@ class Schedule:
         passes = tuple(self._passes())
         for planned in passes:
             for chunk in planned.chunks:
-                chunk.request.in_flight = chunk
+                chunk.request.in_flight += (chunk,)
         return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
     def advance(self, chunk: Chunk, *, drawn: Drawn = NOTHING) -> Completion | None:
@@ -159,9 +160,10 @@ class Schedule:
         its last; those after it were drawn in vain."""
         request, slot = chunk.request, chunk.request.slot
         assert slot is not None, "only a running request is computed"
-        request.in_flight = None
+        assert request.in_flight[0] is chunk, "a request's chunks land in their order"
+        request.in_flight = request.in_flight[1:]
         tokens, logprobs = drawn
-        over = self._over_after(request, tokens)
+        over = request.over_after(tokens)
         kept = len(tokens) if over is None else over + 1
         slot.length = chunk.end + max(0, kept - 1)
         request.ids += tokens[:kept]
@@ -175,15 +177,6 @@ class Schedule:
         if over is None:
             return None
         return self._finish(request, "end" if tokens[over] in request.sampling.stop_ids else "length")
-
-    @staticmethod
-    def _over_after(request: Request, tokens: Sequence[int]) -> int | None:
-        """Which of the next `tokens` is the request's last."""
-        room = request.sampling.max_tokens - len(request.logprobs)
-        ends = [tokens.index(stop) for stop in request.sampling.stop_ids if stop in tokens]
-        if ends:
-            return min(*ends, room - 1)
-        return room - 1 if len(tokens) >= room else None
 
     # -------------------------------------------------------------------------------------------- slots
 
@@ -199,7 +192,7 @@ class Schedule:
         slot = request.slot
         assert slot is not None, "a running request has a slot"
         self.running.remove(request)
-        request.slot, request.leader, request.in_flight, slot.busy = None, None, None, False
+        request.slot, request.leader, request.in_flight, slot.busy = None, None, (), False
         if slot.session_id is None:
             heappush(self._unclaimed, slot.index)
         if self.pages:
@@ -402,8 +395,8 @@ class Schedule:
         return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
 
     def _grown(self, request: Request, tokens: int) -> bool:
-        """Whether the request could get pages for `tokens`; where others had to give way for it, they have. False: it had to itself, or
-        waits for what is in flight, which cannot."""
+        """Whether the request could get pages for `tokens`; where others had to give way for it, they have, and what was in flight of
+        them is in vain. False: it had to itself."""
         if self.pages is None or request.slot is None:
             return request.slot is not None
         index = request.slot.index
@@ -413,8 +406,6 @@ class Schedule:
             self._evict(self.pages.missing(index, tokens), sparing=())
             if self.pages.missing(index, tokens) <= self.pages.num_free:
                 break
-            if any(other.in_flight is not None for other in self.running):
-                return False
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is request:
@@ -456,34 +447,43 @@ class Schedule:
         prompts: list[Chunk] = []
         for chunk in chunks:
             (decode if chunk.decodes else prompts).append(chunk)
+        if decode:  # first: it may go on from what the prompts before these have drawn
+            yield Pass(policy, tuple(sorted(decode, key=_SLOT)))
         if prompts:
             yield Pass(policy, tuple(prompts))
-        if decode:
-            yield Pass(policy, tuple(sorted(decode, key=_SLOT)), steps=self.steps)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
-        # those that decode stay together: two passes of half of them take nearly twice as long as one
-        decoding = any(request.in_flight is not None and request.in_flight.decodes for request in self.running)
         for request in list(self.running):
             slot = request.slot
-            if slot is None or request.leader is not None or request.in_flight is not None:
-                continue  # an older one took its pages a moment ago, or it waits for its leader, or is being computed
-            missing = len(request.ids) - slot.length
-            if missing == 1 and decoding:
+            if slot is None or request.leader is not None:
+                continue  # an older one took its pages a moment ago, or it waits for its leader
+            if request.in_flight:
+                yield from self._next_block(request, slot)
                 continue
+            missing = len(request.ids) - slot.length
             count = 1 if missing == 1 else min(missing, self.prefill_tokens if self.deterministic else budget)
             if not count:
                 continue
-            ahead = self.steps - 1 if missing == 1 else 0
-            if not self._grown(request, slot.length + count + ahead):
+            steps = self.steps if missing == 1 else 1
+            if not self._grown(request, slot.length + count + steps - 1):
                 continue
             if missing > 1:
                 budget -= count
             ids = request.ids[slot.length : slot.length + count]
             samples = count == missing
             draft = self._draft(request) if samples else ()
-            yield Chunk(request, slot.index, slot.length, ids, samples, draft)
+            yield Chunk(request, slot.index, slot.length, ids, samples, draft, steps)
+
+    def _next_block(self, request: Request, slot: Slot) -> Iterator[Chunk]:
+        """What comes after the tokens that are being drawn, unless they are the last for certain."""
+        last = request.in_flight[-1]
+        drawn = request.num_sampled + sum(chunk.steps for chunk in request.in_flight)
+        if self.decode_steps == 1 or not last.samples or drawn >= request.sampling.max_tokens:
+            return
+        start = last.end + last.steps - 1
+        if self._grown(request, start + self.steps):
+            yield Chunk(request, slot.index, start, [UNKNOWN], samples=True, steps=self.steps)
 
     def _draft(self, request: Request) -> tuple[int, ...]:
         if self.drafts is None:

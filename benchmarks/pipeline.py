@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import random
 import statistics
@@ -220,6 +221,7 @@ def measured(config: RunConfig, *, skip: int) -> dict[str, Any]:
 
     with gpu_use() as use:
         asyncio.run(train(config, listeners=[listen]))
+    gc.collect()  # the next run needs the memory that this one had
     folder = RunFolder.open(config.folder)
     lines = [line for line in folder.timeline() if line["time"] + line["seconds"] > began_at]
     started = next(event for event in folder.events() if event["kind"] == "started")

@@ -1,8 +1,8 @@
-"""Python's collector of cycles, in processes that play thousands of sessions. Promise: nothing that matters is collected later than at the
-end, and what was there before the sessions is not looked through again and again.
+"""Python's collector of cycles, in processes that play thousands of sessions. Promise: what was there before the sessions is not looked
+through again and again, and what the sessions have only when so much more of it is there than last time that cycles must be among it.
 
-A full collection visits every object and lets no thread run meanwhile: beside torch and transformers it took half a second, every few
-seconds (docs/log.md). A turn leaves few cycles behind.
+A collection visits every object of its generations, each token of each conversation included, and lets no thread run meanwhile: half a
+second, every few seconds (docs/log.md). A turn leaves few cycles behind.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-THRESHOLDS = (100_000, 10, 100)
-"""The last: so many collections of the middle-aged between two full ones, which go through the tokens of every conversation."""
+THRESHOLDS = (500_000, 10, 10)
+"""The first: so many more objects than at the last collection. Two thousand sessions at once have 330,000."""
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ludus.controller.local import LocalClient
 from ludus.engines.fake import FakeEngine
 from ludus.environments import registry
+from ludus.environments.fake import FakeEnvironment
 from ludus.rollout import play as play_module
 from ludus.rollout.play import Attempt, play
 from ludus.types import Message, Observation, Stop, Trajectory
@@ -357,3 +359,26 @@ def test_a_bug_of_ours_is_raised_and_not_taken_for_a_bad_session(bug, monkeypatc
         run(environment, engine)
     assert environment.num_open == 0
     assert engine.released == ["s1"]
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_sessions_leave_nothing_behind_that_only_the_collector_could_free(blocking):
+    """It lets no thread run meanwhile, and is kept from looking (garbage.py)."""
+    environment = FakeEnvironment(turns=3, blocking=blocking)
+
+    async def unreachable(sessions: int) -> int:
+        arena, task = make_arena(environment, FakeEngine(says("go", "go", "go"))), environment.tasks("train")[0]
+        for number in range(sessions):
+            assert (await play(Attempt(str(number), task, seed=1), arena=arena)).stop is not Stop.FAILED
+        found = gc.collect()
+        await arena.client.close()
+        return found
+
+    asyncio.run(unreachable(2))  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        few, many = (asyncio.run(unreachable(sessions)) for sessions in (2, 42))
+    finally:
+        gc.enable()
+    assert many - few < 40, "less than one object a session"

@@ -2,7 +2,7 @@
 and only who reads what was fetched waits for the device.
 
 The engine's thread gives up the interpreter's lock at each copy: a dozen small ones take longer than what they bring is computed in.
-The host's piece is pinned, see models/transfer.py.
+Both ways go through pinned memory, see models/transfer.py, a new piece each time: the host writes the next while the last is on its way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ class Packed:
         """`parts`: by name, shape and type; `device` and `host` have each of them by that name, zero at first."""
         sizes = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in parts.values()]
         ends = np.cumsum([-(-size // ALIGNED) * ALIGNED for size in sizes]).tolist()
-        on_gpu = device.type == "cuda"
+        self._on_gpu = device.type == "cuda"
         self._there = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
-        self._here = torch.zeros(ends[-1], dtype=torch.uint8, pin_memory=on_gpu)
-        self._brought = torch.cuda.Event() if on_gpu else None
+        self._here = torch.zeros(ends[-1], dtype=torch.uint8)
         self._places = {
             name: (start, size, shape, dtype)
             for (name, (shape, dtype)), start, size in zip(parts.items(), [0, *ends], sizes, strict=False)
@@ -36,30 +35,20 @@ class Packed:
             name: self._there[start : start + size].view(dtype).view(shape)
             for name, (start, size, shape, dtype) in self._places.items()
         }
-        self._arrays = self._cut(self._here)
-
-    @property
-    def host(self) -> dict[str, np.ndarray]:
-        """To be written to, once the last bringing has read it."""
-        if self._brought is not None:
-            self._brought.synchronize()
-        return self._arrays
+        self.host = self._cut(self._here)
 
     def bring(self) -> None:
         """What the host has goes to the device."""
-        self._there.copy_(self._here, non_blocking=True)
-        if self._brought is not None:
-            self._brought.record(self._stream())
+        self._there.copy_(self._here.pin_memory() if self._on_gpu else self._here, non_blocking=True)
 
     def fetching(self) -> Callable[[], dict[str, np.ndarray]]:
         """What the device has, or will have when all that was launched is computed; the answer waits for it. What is launched later
         changes nothing of it."""
-        on_gpu = self._brought is not None
-        here = torch.empty(len(self._there), dtype=torch.uint8, pin_memory=on_gpu)
+        here = torch.empty(len(self._there), dtype=torch.uint8, pin_memory=self._on_gpu)
         here.copy_(self._there, non_blocking=True)
-        fetched = torch.cuda.Event() if on_gpu else None
-        if fetched is not None:
-            fetched.record(self._stream())
+        fetched = torch.cuda.Event() if self._on_gpu else None
+        if fetched is not None:  # on the stream of its own device, which need not be the current one
+            fetched.record(torch.cuda.current_stream(self._there.device))
 
         def awaited() -> dict[str, np.ndarray]:
             if fetched is not None:
@@ -67,10 +56,6 @@ class Packed:
             return self._cut(here)
 
         return awaited
-
-    def _stream(self) -> torch.cuda.Stream:
-        """Of its own device, which need not be the current one."""
-        return torch.cuda.current_stream(self._there.device)
 
     def _cut(self, whole: Tensor) -> dict[str, np.ndarray]:
         array = whole.numpy()

@@ -115,6 +115,7 @@ class Watch(Stay):
             outcome = self.run(proceed)
             if isinstance(outcome, Raised):
                 if isinstance(outcome.error, StopIteration):
+                    outcome.error.__traceback__ = None  # else it and its frames keep each other, once for every call
                     return outcome.error.value
                 raise outcome.error
             try:

@@ -44,9 +44,11 @@ from ludus.types import Action, Observation, Task
 SIZES: dict[str, dict[str, Any]] = {
     "cpu": {
         "model": "tiny", "world": "fake", "latency_s": 0.03, "tail": 1.4, "groups": 4, "group_size": 8, "staleness": 2, "skip": 0,
+        "processes": 0,
     },
     "cuda": {
         "model": "0.5b", "world": "textcraft", "latency_s": 0.1, "tail": 1.5, "groups": 32, "group_size": 8, "staleness": 3, "skip": 4,
+        "processes": 1,
     },
 }  # fmt: skip
 """What a device is given to do unless the command line says otherwise."""
@@ -130,7 +132,12 @@ def run_config(
             "environments": environments,
             "rollout": {"group_size": given.group_size, **rollout},
             "engine": {"max_running": min(512, sessions), "max_cached": sessions} if on_gpu else {},
-            "pipeline": {"steps": given.steps, "groups_per_step": given.groups, "max_staleness": bound},
+            "pipeline": {
+                "steps": given.steps,
+                "groups_per_step": given.groups,
+                "max_staleness": bound,
+                "session_processes": given.processes,
+            },
             "algorithm": {"filter": "none"},  # a poor model seldom scores: every group is trained all the same
             "trainer": {"lr": 1e-5},
             "sft": {
@@ -291,6 +298,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--groups", type=int, help="per optimiser step")
     parser.add_argument("--group-size", type=int)
     parser.add_argument("--staleness", type=int, help="bound of the asynchronous side")
+    parser.add_argument("--processes", type=int, help="that play the sessions, beside the run's own; 0: it does")
     parser.add_argument("--skip", type=int, help="first steps that are not counted")
     given = parser.parse_args()
     for name, value in SIZES[given.device].items():

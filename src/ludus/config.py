@@ -105,6 +105,9 @@ class PipelineConfig(Section):
     """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
     """Mean logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.25 in bfloat16."""
+    session_processes: int = Field(default=0, ge=0)
+    """Processes that play the training's sessions, with the environments that are `here`; 0: the run's own, where they share one
+    interpreter with engine and trainer. On a GPU with hundreds of sessions 1 or 2 leave it to those."""
 
     @property
     def slots(self) -> int:

@@ -25,7 +25,7 @@ from ludus.launch.parts import make_arena, make_embedded_engine, make_parts
 from ludus.models.load import load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.rollout.chat import Chat
-from ludus.rollout.group import play_group
+from ludus.rollout.group import Order, play_group
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
@@ -171,7 +171,7 @@ async def synchronous(config, *, folder: Path) -> dict[str, torch.Tensor]:
         for _ in range(config.pipeline.groups_per_step):
             draw = feed.draw()
             size = config.rollout.group_size
-            groups.append(await play_group(draw.group_id, draw.task, arena=arena, seed=draw.seed, size=size))
+            groups.append(await play_group(Order(draw.group_id, draw.task, seed=draw.seed, size=size), arena=arena))
         trainer.step(algorithm.batch(groups))
         await engine.load(trainer.publish())
     await engine.close()

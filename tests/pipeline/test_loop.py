@@ -21,6 +21,7 @@ from ludus.pipeline.fake import FakeTrainer
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES, Loop
 from ludus.rollout.arena import Arena, limits_from
+from ludus.rollout.group import PlaysHere
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Recorder
 from ludus.store.run_folder import RunFolder
@@ -78,12 +79,12 @@ class Setup:
     def make(self) -> Loop:
         folder = RunFolder.create(self.config)
         recorder = Recorder(folder, tensorboard=False, trajectories=True, listeners=[self._heard])
-        client = LocalClient([self.environment])
+        self.client = LocalClient([self.environment])
         tasks = {"fake": self.environment.tasks("train")}
         self.loop = Loop(
             self.config,
             feed=Feed(tasks, weights={"fake": 1.0}, seed=0),
-            arena=Arena(client, PolicySpeaker(self.engine), CHAT, limits_from(self.config)),
+            player=PlaysHere(Arena(self.client, PolicySpeaker(self.engine), CHAT, limits_from(self.config))),
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
@@ -111,7 +112,7 @@ class Setup:
                     await loop.run()
             finally:
                 loop.recorder.close()
-                await loop.arena.client.close()
+                await self.client.close()
             assert asyncio.all_tasks() == {asyncio.current_task()}, "nothing is left running"
 
         asyncio.run(main())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ludus.engines.fake import FakeEngine
-from ludus.rollout.group import play_group
+from ludus.rollout.group import Order, play_group
 from ludus.rollout.speaker import SolverSpeaker
 from ludus.types import Group, Stop
 from tests.rollout.playing import CHAT, WatchedEnvironment, make_arena, says
@@ -20,7 +20,7 @@ def run(environment, engine, *, size=4, retries=0, speaker=None, **limits) -> Gr
             object.__setattr__(arena, "speaker", speaker)
         task = environment.tasks("train")[0]
         try:
-            return await play_group("g1", task, arena=arena, seed=7, size=size, retries=retries, born=3)
+            return await play_group(Order("g1", task, seed=7, size=size, retries=retries, born=3), arena=arena)
         finally:
             await arena.client.close()
 

@@ -16,6 +16,10 @@ class MixedClient:
         """The client of each environment, by name; one client may serve several."""
         self._clients = dict(clients)
 
+    @property
+    def clients(self) -> list[Client]:
+        return list({id(client): client for client in self._clients.values()}.values())
+
     def environments(self) -> dict[str, Described]:
         return {name: client.environments()[name] for name, client in self._clients.items()}
 
@@ -26,7 +30,7 @@ class MixedClient:
         return await self._find(task.environment).open(task, seed=seed, timeout_s=timeout_s)
 
     async def close(self) -> None:
-        await asyncio.gather(*(client.close() for client in {id(c): c for c in self._clients.values()}.values()))
+        await asyncio.gather(*(client.close() for client in self.clients))
 
     def _find(self, name: str) -> Client:
         if name not in self._clients:

@@ -20,13 +20,16 @@ from ludus.config import RunConfig
 from ludus.engines.embedded import SWITCH_S
 from ludus.errors import CheckpointFailed, ConfigError, first_fault
 from ludus.garbage import rarely_collected
+from ludus.launch.apart import SessionsApart, Setup
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
 from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
+from ludus.launch.places import address_of_workers
 from ludus.launch.speakers import OtherSpeakers
 from ludus.models.load import device_name, load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
+from ludus.rollout.group import GroupPlayer, PlaysHere
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.report import write_report
@@ -75,7 +78,7 @@ async def train(
                 training = _Training(parts, recorder=recorder)
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
-                await training.prepare(checkpoint)
+                await training.prepare(checkpoint, closing=closing)
             with rarely_collected():
                 return await training.run(on_loop)
 
@@ -104,8 +107,8 @@ class _Training:
         self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
         self.last_report: dict[str, Any] | None = None
 
-    async def prepare(self, checkpoint: Path | None) -> None:
-        """Engine and trainer at the same version, and the loop where the checkpoint left it."""
+    async def prepare(self, checkpoint: Path | None, *, closing: AsyncExitStack) -> None:
+        """Engine and trainer at the same version, and the loop where the checkpoint left it. What is opened is closed with `closing`."""
         parts = self.parts
         if self.config.evaluation.every:
             await held_out(parts)
@@ -125,7 +128,7 @@ class _Training:
                 seed=self.config.seed,
                 curriculum=self.config.curriculum,
             ),
-            arena=make_arena(parts, self.speakers.speaker()),
+            player=await self._player(closing),
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
@@ -140,6 +143,21 @@ class _Training:
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
+
+    async def _player(self, closing: AsyncExitStack) -> GroupPlayer:
+        parts, speaker, num = self.parts, self.speakers.speaker(), self.config.pipeline.session_processes
+        if not num:
+            return PlaysHere(make_arena(parts, speaker))
+        setup = Setup(
+            config=self.config,
+            folder=str(self.recorder.folder.path),
+            model_folder=parts.model_folder,
+            max_turns=parts.max_turns,
+            workers=address_of_workers(parts.client),
+        )
+        apart = await SessionsApart.start(setup, speaker=speaker, num=num)
+        closing.push_async_callback(apart.close)
+        return apart
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         model = self.trainer.model

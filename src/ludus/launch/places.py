@@ -27,13 +27,14 @@ SPARE_S = 60.0
 """What a worker allows a session beyond rollout.session_timeout_s, whose clock is ours: it only ends what we have forgotten."""
 
 
-async def make_client(config: RunConfig, *, folder: Path) -> MixedClient:
-    """One client for all environments, wherever they are; its close also ends what was started for it. Logs go to `folder`."""
+async def make_client(config: RunConfig, *, folder: Path, workers: tuple[str, str] | None = None) -> MixedClient:
+    """One client for all environments, wherever they are; its close also ends what was started for it. Logs go to `folder`. `workers`: the
+    address of those that another process of the run has started."""
     _require_some(config)
     places: dict[str, Client] = {}
     async with AsyncExitStack() as undo:
         for place in dict.fromkeys(section.at for section in config.environments.values()):
-            places[place] = await _client_at(place, config, folder=folder)
+            places[place] = await _client_at(place, config, folder=folder, workers=workers)
             undo.push_async_callback(places[place].close)
         for name, section in config.environments.items():
             _check(name, config, offered=places[section.at].environments())
@@ -74,7 +75,13 @@ def read_token(config: RunConfig) -> str:
     return token
 
 
-async def _client_at(place: str, config: RunConfig, *, folder: Path) -> Client:
+def address_of_workers(client: Client) -> tuple[str, str] | None:
+    """Of those that the run has started, for another process of it."""
+    clients = client.clients if isinstance(client, MixedClient) else ()
+    return next((each.address for each in clients if isinstance(each, WorkersClient)), None)
+
+
+async def _client_at(place: str, config: RunConfig, *, folder: Path, workers: tuple[str, str] | None) -> Client:
     if place == HERE:
         client = LocalClient(make_environments(config).values(), sandboxes=Sandboxes(run=config.name))
         await client.prepare()
@@ -83,6 +90,9 @@ async def _client_at(place: str, config: RunConfig, *, folder: Path) -> Client:
         "wait_s": config.controller.wait_s,
         "session_timeout_s": config.rollout.session_timeout_s + SPARE_S,
     }
+    if place == WORKERS and workers is not None:
+        url, token = workers
+        return await RemoteClient.connect(url, token=token, **settings)
     if place == WORKERS:
         return await WorkersClient.start(config, folder=folder / "workers", **settings)
     return await RemoteClient.connect(place, token=read_token(config), **settings)

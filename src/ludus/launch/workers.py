@@ -29,8 +29,10 @@ _URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 class WorkersClient(RemoteClient):
     """A client with a controller and workers of its own; its close ends them."""
 
-    def __init__(self, url: str, *, controller: Child, workers: list[Child], **settings: Any) -> None:
-        super().__init__(url, **settings)
+    def __init__(self, url: str, *, token: str, controller: Child, workers: list[Child], **settings: Any) -> None:
+        super().__init__(url, token=token, **settings)
+        self.address = (url, token)
+        """For other processes of the run."""
         self.controller_process, self.worker_processes = controller, workers
 
     @classmethod

@@ -48,8 +48,7 @@ from ludus.pipeline.feed import Draw, Feed, draw_to_dict
 from ludus.pipeline.horizon import Horizons
 from ludus.pipeline.measure import kept_shares, step_metrics
 from ludus.pipeline.monitor import Monitor
-from ludus.rollout.arena import Arena
-from ludus.rollout.group import play_group
+from ludus.rollout.group import GroupPlayer, Order
 from ludus.store.recorder import Recorder
 from ludus.store.trajectories import group_from_dict, group_to_dict
 from ludus.types import Batch, Group, Trajectory
@@ -120,7 +119,7 @@ class Loop:
         config: RunConfig,
         *,
         feed: Feed,
-        arena: Arena,
+        player: GroupPlayer,
         engine: Engine,
         trainer: Trainer,
         algorithm: Algorithm,
@@ -135,7 +134,7 @@ class Loop:
     ) -> None:
         _require(engine, "load", "score", *(("policies",) if evaluate is not None else ()))
         self.config, self.pipeline = config, config.pipeline
-        self.feed, self.arena, self.engine, self.trainer = feed, arena, engine, trainer
+        self.feed, self.player, self.engine, self.trainer = feed, player, engine, trainer
         self.algorithm, self.recorder = algorithm, recorder
         self.probe_ids, self.probe_tolerance = list(probe_ids), probe_tolerance
         self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
@@ -179,7 +178,7 @@ class Loop:
             self.recorder.timeline,
             totals={
                 "trainer": self._ledger.spent,
-                "sessions": self.arena.activity.spent,
+                "sessions": self.player.activity.spent,
                 "engine": lambda: engine(level=False),
             },
             levels={
@@ -210,24 +209,22 @@ class Loop:
 
     async def _play(self, admission: Admission) -> None:
         draw, rollout = admission.draw, self.config.rollout
-        group = await play_group(
+        order = Order(
             draw.group_id,
             draw.task,
-            arena=self._arena_for(draw),
             seed=draw.seed,
             size=rollout.group_size,
             retries=rollout.retries,
             born=admission.born,
+            max_turns=draw.max_turns,
+        )
+        group = await self.player.play(
+            order,
             on_trajectory=lambda t: self.recorder.trajectory(t, step=self.trainer.version, group_id=draw.group_id),
         )
         self._settle(draw, group)
         self._last_progress = time.monotonic()
         self._pulse()
-
-    def _arena_for(self, draw: Draw) -> Arena:
-        if draw.max_turns is None:
-            return self.arena
-        return replace(self.arena, max_turns={**self.arena.max_turns, draw.task.environment: draw.max_turns})
 
     def _settle(self, draw: Draw, group: Group) -> None:
         """Into the buffer, or out of it when too few attempts were scored, or when the filter wants another group in its place."""
@@ -433,7 +430,7 @@ class Loop:
             await asyncio.sleep(STALL_S / 4)
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
-                waiting = self.arena.activity.longest() or ["the trainer: every session has finished"]
+                waiting = self.player.activity.longest() or ["the trainer: every session has finished"]
                 playing = len(self.buffer.playing)
                 text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; waited for longest: {'; '.join(waiting)}"
                 self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=waiting, text=text)

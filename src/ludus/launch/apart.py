@@ -1,0 +1,302 @@
+"""Sessions in processes of their own: environments, chat and play are there, engine, trainer and loop are here. Promise: what is played is
+what would be played here; a process that dies ends the run by name, and none outlives it.
+
+    here: order ──▶ play a group ──▶ its trajectories, one by one      there: launch/apart_process.py
+          speak ◀── a conversation, what is said ──▶
+
+In one process they share the interpreter's lock, and a few hundred sessions keep a GPU waiting. Everything is told by messages, those of
+one turn of the event loop together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Self
+
+from ludus import errors
+from ludus.config import RunConfig
+from ludus.errors import LudusError, WorkerLost
+from ludus.launch.pipe import Pipe
+from ludus.rollout.group import OnTrajectory, Order, assembled
+from ludus.rollout.speaker import Speaker, Words
+from ludus.types import Completion, Group, Sampling, Trajectory
+
+STOP_S = 5.0
+"""From the word to end until it is killed."""
+NOBODY: Any = None
+"""In place of a session, which is elsewhere: who speaks in training does without it."""
+
+# ------------------------------------------------------------------------------------------------ messages
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """All that a process has to know of the run."""
+
+    config: RunConfig
+    folder: str
+    model_folder: str
+    """Whose tokenizer it is."""
+    max_turns: Mapping[str, int]
+    workers: tuple[str, str] | None
+    """URL and token of the controller that the run has started."""
+
+
+class Ready(NamedTuple):
+    pass
+
+
+class Failed(NamedTuple):
+    """It could not begin, or, with a number, what was asked for cannot be said."""
+
+    kind: str
+    text: str
+    number: int = -1
+
+    @classmethod
+    def of(cls, error: LudusError, *, number: int = -1) -> Failed:
+        return cls(type(error).__name__, str(error), number)
+
+    def error(self) -> LudusError:
+        kind = getattr(errors, self.kind, LudusError)
+        error: LudusError = kind(self.text)
+        return error
+
+
+class Cancel(NamedTuple):
+    group_id: str
+
+
+class Played(NamedTuple):
+    group_id: str
+    trajectory: Trajectory
+
+
+class Over(NamedTuple):
+    """All of the group was played; with a `fault`, that of our own code there, it was not."""
+
+    group_id: str
+    fault: str = ""
+
+
+class Speak(NamedTuple):
+    number: int
+    ids: bytes
+    sampling: Sampling
+    session_id: str
+    words: Words
+
+
+class Said(NamedTuple):
+    number: int
+    completion: Completion
+
+
+class Hush(NamedTuple):
+    """Nobody waits for this answer any more."""
+
+    number: int
+
+
+class Release(NamedTuple):
+    session_id: str
+
+
+class Doing(NamedTuple):
+    """What its sessions have spent their time on, and which have waited longest."""
+
+    spent: Mapping[str, float]
+    longest: list[str]
+
+
+class End(NamedTuple):
+    pass
+
+
+# ------------------------------------------------------------------------------------------------ this side
+
+
+@dataclass(slots=True)
+class _Playing:
+    order: Order
+    on_trajectory: OnTrajectory
+    over: asyncio.Future[None]
+    played: list[Trajectory] = field(default_factory=list)
+
+
+class SessionsApart:
+    """A GroupPlayer with processes; each group is played whole by one of them."""
+
+    def __init__(self, processes: Iterable[_Process]) -> None:
+        self._processes = list(processes)
+
+    @classmethod
+    async def start(cls, setup: Setup, *, speaker: Speaker, num: int) -> Self:
+        """`speaker`: who speaks in their sessions, from here."""
+        processes = [await _Process.start(setup, speaker=speaker) for _ in range(num)]
+        apart = cls(processes)
+        try:
+            await asyncio.gather(*(process.ready for process in processes))
+        except BaseException:
+            await apart.close()
+            raise
+        return apart
+
+    @property
+    def activity(self) -> SessionsApart:
+        return self
+
+    def spent(self) -> dict[str, float]:
+        total: Counter[str] = Counter()
+        for process in self._processes:
+            total.update(process.doing.spent)
+        return dict(total)
+
+    def longest(self, count: int = 3) -> list[str]:
+        return [text for process in self._processes for text in process.doing.longest][:count]
+
+    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
+        process = min(self._processes, key=lambda each: len(each.playing))
+        return await process.play(order, on_trajectory=on_trajectory)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(process.stop() for process in self._processes))
+
+
+class _Process:
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, speaker: Speaker) -> None:
+        self._process, self._pipe, self._speaker = process, pipe, speaker
+        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.playing: dict[str, _Playing] = {}
+        self.doing = Doing({}, [])
+        self._speaking: dict[int, asyncio.Task[Completion]] = {}
+        self._releasing: set[asyncio.Future[None]] = set()
+        self._fault: BaseException | None = None
+        self._reading = asyncio.create_task(self._read())
+
+    @classmethod
+    async def start(cls, setup: Setup, *, speaker: Speaker) -> Self:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "ludus.launch.apart_process", str(theirs.fileno()), pass_fds=[theirs.fileno()],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C is for the run, which finishes its step with these still here
+            )  # fmt: skip
+        pipe = await Pipe.over(ours)
+        pipe.send(setup)
+        return cls(process, pipe, speaker=speaker)
+
+    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
+        if self._fault is not None:
+            raise self._fault
+        playing = _Playing(order, on_trajectory, asyncio.get_running_loop().create_future())
+        self.playing[order.group_id] = playing
+        self._pipe.send(order)
+        try:
+            await playing.over
+        except asyncio.CancelledError:
+            self._pipe.send(Cancel(order.group_id))
+            raise
+        finally:
+            del self.playing[order.group_id]
+        return assembled(order, playing.played)
+
+    async def stop(self) -> None:
+        self._pipe.send(End())
+        try:
+            async with asyncio.timeout(STOP_S):
+                await self._process.wait()
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._reading.cancel()
+        left: list[asyncio.Future[Any]] = [*self._speaking.values(), *self._releasing]
+        for task in left:
+            task.cancel()
+        await self._pipe.close()
+        await self._process.wait()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                for message in await self._pipe.receive():
+                    self._take(message)
+        except EOFError:
+            code = await self._process.wait()
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+            self._break(
+                WorkerLost(
+                    f"process {self._process.pid}, which plays sessions of this run, {how}; {len(self.playing)} groups were being played. "
+                    "What it said last is above. The run goes on from its last checkpoint with --resume; with pipeline.session_processes "
+                    "= 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in others that may die"
+                )
+            )
+        except (
+            Exception
+        ) as error:  # a message that cannot be read, or a recorder that cannot record: not to be lost in a task
+            self._break(error)
+
+    def _take(self, message: Any) -> None:
+        match message:
+            case Speak():
+                self._speak(message)
+            case Release(session_id):
+                releasing = asyncio.ensure_future(self._speaker.release(session_id))
+                self._releasing.add(releasing)
+                releasing.add_done_callback(self._releasing.discard)
+            case Hush(number):
+                if (speaking := self._speaking.get(number)) is not None:
+                    speaking.cancel()
+            case Played(group_id, trajectory):
+                if (playing := self.playing.get(group_id)) is not None:  # else it was cancelled meanwhile
+                    playing.played.append(trajectory)
+                    playing.on_trajectory(trajectory)
+            case Over(group_id, fault):
+                if (playing := self.playing.get(group_id)) is not None and not playing.over.done():
+                    playing.over.set_exception(RuntimeError(fault)) if fault else playing.over.set_result(None)
+            case Doing():
+                self.doing = message
+            case Ready():
+                self.ready.set_result(None)
+            case Failed():
+                self._break(message.error())
+
+    def _speak(self, asked: Speak) -> None:
+        ids = array("I")
+        ids.frombytes(asked.ids)
+        said = self._speaker.speak(
+            ids, sampling=asked.sampling, session_id=asked.session_id, session=NOBODY, words=asked.words
+        )
+        speaking = asyncio.ensure_future(said)
+        self._speaking[asked.number] = speaking
+        speaking.add_done_callback(partial(self._answer, asked.number))
+
+    def _answer(self, number: int, speaking: asyncio.Task[Completion]) -> None:
+        del self._speaking[number]
+        if speaking.cancelled():
+            return
+        error = speaking.exception()
+        if error is None:
+            self._pipe.send(Said(number, speaking.result()))
+        elif isinstance(error, LudusError):
+            self._pipe.send(Failed.of(error, number=number))
+        else:
+            self._break(error)
+
+    def _break(self, fault: BaseException) -> None:
+        """Nothing more comes of this process: whoever waits for it hears why."""
+        self._fault = fault
+        for waiting in (self.ready, *(playing.over for playing in self.playing.values())):
+            if not waiting.done():
+                waiting.set_exception(fault)

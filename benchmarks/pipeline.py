@@ -212,10 +212,10 @@ def measured(config: RunConfig, *, skip: int) -> dict[str, Any]:
     """A whole run, counted from the end of step `skip` on."""
     trained = dropped = sampled = 0.0
     turns: list[float] = []
-    began = ended = began_at = 0.0
+    began = ended = began_at = ended_at = 0.0
 
     def listen(kind: str, fields: Any) -> None:
-        nonlocal trained, dropped, sampled, began, ended, began_at
+        nonlocal trained, dropped, sampled, began, ended, began_at, ended_at
         first = "metrics" if skip else "started"
         if kind == first and fields.get("step", 0) == skip:
             began, began_at = time.perf_counter(), time.time()
@@ -224,23 +224,26 @@ def measured(config: RunConfig, *, skip: int) -> dict[str, Any]:
             sampled += fields["optimizer/sampled_tokens"]
             turns.extend(value for name, value in fields.items() if name.startswith("train/turns/"))
             dropped += sum(value for name, value in fields.items() if name.startswith("groups/dropped"))
-            ended = time.perf_counter()
+            ended, ended_at = time.perf_counter(), time.time()
 
     with gpu_use() as use:
         asyncio.run(train(config, listeners=[listen]))
     gc.collect()  # the next run needs the memory that this one had
     folder = RunFolder.open(config.folder)
-    lines = [line for line in folder.timeline() if line["time"] + line["seconds"] > began_at]
+    # what comes after the last step, such as the report, is no part of it
+    lines = [
+        line for line in folder.timeline() if began_at < line["time"] + line["seconds"] and line["time"] < ended_at
+    ]
     started = next(event for event in folder.events() if event["kind"] == "started")
     profile = make_profile(
         spans(lines),
         metrics=[line for line in folder.metrics() if line["step"] > skip],
-        setting=setting_of(config),
+        setting=setting_of(config, on_gpu=started["device"] != "cpu"),
         device=started["device"],
         parameters=started["parameters"],
     )
     whole = profile.whole
-    busy = [share for at, share in use if at >= began_at]
+    busy = [share for at, share in use if began_at <= at <= ended_at]
     return {
         "per_s": trained / (ended - began),
         "trained": trained,

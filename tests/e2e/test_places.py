@@ -1,4 +1,5 @@
-"""Promise: where environments run changes nothing. The quickstart's worlds in workers give what they give in this process."""
+"""Promise: where environments run, and where sessions are played, changes nothing. The quickstart's worlds in workers, and sessions in
+processes of their own, give what they give in this process."""
 
 from __future__ import annotations
 
@@ -93,3 +94,13 @@ def test_training_in_workers_gives_the_trajectories_and_weights_of_training_in_t
     assert here == there
     assert weights_of(folders["here"]) == weights_of(folders["workers"])
     assert weights_of(folders["here"]) != weights_of(warm["here"]), "something was learned"
+
+
+@pytest.mark.parametrize("at", ["here", "workers"])
+def test_sessions_in_processes_of_their_own_are_those_of_this_process(warm, tmp_path, at):
+    model = {"name": str(warm["here"].export), "device": "cpu"}
+    pipeline = {"steps": 2, "groups_per_step": 3, "max_staleness": 0}
+    here = run(quickstart(tmp_path, "here", model=model))
+    apart = run(quickstart(tmp_path, at, model=model, name="apart", pipeline={**pipeline, "session_processes": 2}))
+    assert trajectories_of(here) == trajectories_of(apart)
+    assert weights_of(here) == weights_of(apart)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -51,9 +52,25 @@ CASES = {
         make_span(training=0.2, generating=18, environment=2, busy=0.9, running=18, computed=100, reused=900, tokens=300),
         "waits 80% .* generate 90% of that: the engine is the bottleneck, busy 90% with 18 sequences",
     ),
-    "host": (make_span(training=0.2, generating=18, environment=2, busy=0.3), "computes only 30%.*at = \"workers\""),
+    "host": (make_span(training=0.2, generating=18, environment=2, busy=0.3), "computes only 30%.*pipeline.session_processes = 1"),
     "balanced": (make_span(training=0.48, loading=0.3, busy=0.5), "trains 48%, loads 30% and waits 22%"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "name", "said"),
+    [
+        (0.1, 0, "host", "busy 90%, but waits for its GPU only 11% of that.*pipeline.session_processes = 1"),
+        (0.1, 2, "host", 'only 11% of that.*at = "workers"'),
+        (0.5, 0, "engine", "the engine is the bottleneck"),
+    ],
+)
+def test_a_gpu_that_waits_for_python_is_told_from_one_that_is_waited_for(device, processes, name, said):
+    span = make_span(training=0.2, generating=18, environment=2, busy=0.9, running=18, device=device)
+    setting = replace(SETTING, on_gpu=True, session_processes=processes)
+    found = verdict([span], setting=setting)
+    assert (found.name, bool(re.search(said, found.text))) == (name, True), found.text
+    assert verdict([span], setting=SETTING).name == "engine", "on a CPU the engine's own thread computes"
 
 
 @pytest.mark.parametrize("name", CASES)

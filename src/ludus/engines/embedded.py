@@ -63,6 +63,8 @@ class EngineStats:
     prefill_computed: int
     prefill_reused: int
     busy_s: float
+    device_s: float
+    """Of `busy_s`, what was spent waiting for a GPU; 0 on a CPU, where the engine's own thread computes."""
     load_s: float
     """Nothing was generated meanwhile."""
     loads: int
@@ -138,7 +140,7 @@ class EmbeddedEngine:
         self._gate = threading.Lock()
         self._closing = self._has_shrunk = False
         self._num_sampled = self._num_prefilled = self._num_ended = self._num_loads = 0
-        self._busy_s = self._load_s = 0.0
+        self._busy_s = self._device_s = self._load_s = 0.0
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
         self._thread.start()
 
@@ -213,6 +215,7 @@ class EmbeddedEngine:
             prefill_computed=self._num_prefilled,
             prefill_reused=self._schedule.num_reused,
             busy_s=self._busy_s,
+            device_s=self._device_s,
             load_s=self._load_s,
             loads=self._num_loads,
             preempted=self._schedule.num_preempted,
@@ -369,6 +372,7 @@ class EmbeddedEngine:
         results = iter(flight.landing())
         if self._pace is not None:
             waited_s = time.perf_counter() - began
+            self._device_s += waited_s
             self._pace.landed(waited_s=waited_s, busy_s=self._busy_s, decoded=flight.planned.steps > 1)
             self._schedule.steps = self._pace.steps
         for chunk in flight.planned.chunks:

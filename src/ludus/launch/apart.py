@@ -221,6 +221,7 @@ class _Process:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._reading.cancel()
+        self._break(WorkerLost(f"process {self._process.pid}, which plays sessions of this run, was closed"))
         left: list[asyncio.Future[Any]] = [*self._speaking.values(), *self._releasing]
         for task in left:
             task.cancel()
@@ -296,7 +297,7 @@ class _Process:
 
     def _break(self, fault: BaseException) -> None:
         """Nothing more comes of this process: whoever waits for it hears why."""
-        self._fault = fault
+        self._fault = self._fault or fault
         for waiting in (self.ready, *(playing.over for playing in self.playing.values())):
             if not waiting.done():
                 waiting.set_exception(fault)

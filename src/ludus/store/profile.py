@@ -82,6 +82,8 @@ def setting_of(config: RunConfig, *, on_gpu: bool = False) -> Setting:
         max_staleness=config.pipeline.max_staleness,
         max_running=config.engine.sized(on_gpu=on_gpu).max_running,
         in_process=all(section.at == HERE for section in config.environments.values()),
+        on_gpu=on_gpu,
+        session_processes=config.pipeline.session_processes,
     )
 
 

@@ -37,6 +37,8 @@ class Span:
     """How many, by the names of SESSIONS."""
     busy: float = 0.0
     """Share of the time in which the engine computed."""
+    device: float = 0.0
+    """Share of the time in which it waited for its GPU to compute."""
     pause: float = 0.0
     """Share of the time in which the engine stood still for a load."""
     loads: float = 0.0
@@ -77,6 +79,7 @@ def _span(line: Line) -> Span:
         trainer={name: _sum(trainer, parts) / seconds for name, parts in TRAINER.items()},
         sessions={name: _sum(sessions, parts) / seconds for name, parts in SESSIONS.items()},
         busy=min(1.0, engine.get("busy_s", 0.0) / seconds),
+        device=min(1.0, engine.get("device_s", 0.0) / seconds),
         pause=min(1.0, engine.get("load_s", 0.0) / seconds),
         loads=engine.get("loads", 0),
         tokens=engine.get("tokens", 0),
@@ -105,6 +108,7 @@ def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
         trainer={name: mean(part.trainer.get(name, 0.0) for part in parts) for name in TRAINER},
         sessions={name: mean(part.sessions.get(name, 0.0) for part in parts) for name in SESSIONS},
         busy=mean(part.busy for part in parts),
+        device=mean(part.device for part in parts),
         pause=mean(part.pause for part in parts),
         loads=sum(part.loads for part in parts),
         tokens=sum(part.tokens for part in parts),

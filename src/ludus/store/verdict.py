@@ -23,6 +23,8 @@ NOTABLE = 0.25
 MOST = 0.5
 FEW = 0.4
 """So few of the sessions that could play do play: the others have finished, and wait for the slowest of their group or batch."""
+SELDOM = 0.2
+"""Where an engine waits for its GPU no more of its time than this, the GPU often waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Setting:
     max_running: int
     in_process: bool = True
     """All environments run in this process."""
+    on_gpu: bool = False
+    session_processes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,16 @@ def _waited_for(meanwhile: Span, *, idle: float, setting: Setting) -> Verdict:
 def _generating(meanwhile: Span, *, waits: str, setting: Setting) -> Verdict:
     busy, hits = meanwhile.busy + meanwhile.pause, meanwhile.hit_rate
     if busy < MOST:
-        where = ' Put environments into processes of their own (at = "workers").' if setting.in_process else ""
         return Verdict(
             "host",
             f"{waits}, and yet the engine computes only {busy:.0%}: this process's own Python, between engine and environments, is what "
-            f"they wait for.{where}",
+            f"they wait for.{_elsewhere(setting)}",
+        )
+    if setting.on_gpu and meanwhile.device < SELDOM * meanwhile.busy:
+        return Verdict(
+            "host",
+            f"{waits}; the engine is busy {busy:.0%}, but waits for its GPU only {meanwhile.device / meanwhile.busy:.0%} of that: this "
+            f"process's own Python is what the GPU waits for.{_elsewhere(setting)}",
         )
     if meanwhile.waiting >= NOTABLE * max(1.0, meanwhile.running):
         return Verdict(
@@ -142,3 +151,10 @@ def _generating(meanwhile: Span, *, waits: str, setting: Setting) -> Verdict:
         f"{waits}: the engine is the bottleneck, busy {busy:.0%} with {meanwhile.running:.0f} sequences at once. A faster device, more "
         "engine.threads on a CPU, a smaller model or fewer tokens per turn help.",
     )
+
+
+def _elsewhere(setting: Setting) -> str:
+    """What else can be done by other processes."""
+    if not setting.session_processes:
+        return " Play sessions in a process of their own: pipeline.session_processes = 1."
+    return ' Put environments into processes of their own (at = "workers").' if setting.in_process else ""

@@ -1,0 +1,283 @@
+"""Sessions in processes of their own. That they are those of this process: tests/e2e/test_places.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ludus.config import parse_config
+from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, WorkerLost
+from ludus.launch.apart import SessionsApart, Setup
+from ludus.models.tiny import make_tiny
+from ludus.rollout.group import Order
+from ludus.rollout.speaker import Words
+from ludus.types import Completion, Stop, Task
+from tests.e2e.runs import FAKE
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return make_tiny(
+        tmp_path_factory.mktemp("tiny"), corpus=["go a b c"] * 50, seed=0, layers=1, hidden=32, context=256
+    )
+
+
+class Says:
+    """Speaks the same at once, and knows who asked; or raises, or never answers."""
+
+    def __init__(self, *, error: Exception | None = None, never: bool = False) -> None:
+        self.error, self.never = error, never
+        self.asked: list[tuple[str, int, Words]] = []
+        self.released: list[str] = []
+        self.cancelled = 0
+
+    async def speak(self, ids, *, sampling, session_id, session, words):
+        self.asked.append((session_id, len(ids), words))
+        if self.error is not None:
+            raise self.error
+        try:
+            await asyncio.sleep(3600 if self.never else 0)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return Completion((1, 2), (-0.5, -0.25), (7, 7), stop="end")
+
+    async def release(self, session_id):
+        self.released.append(session_id)
+
+
+def setup(tmp_path: Path, model: Path, *, source: str = FAKE, options=None, **sections) -> Setup:
+    config = parse_config(
+        {
+            "name": "apart",
+            "model": {"name": str(model), "device": "cpu"},
+            "environments": {"fake": {"source": source, "options": {"turns": 2, **(options or {})}}},
+            "rollout": {"max_invalid": 9, **sections.pop("rollout", {})},
+            "store": {"folder": str(tmp_path)},
+            **sections,
+        }
+    )
+    return Setup(config, str(tmp_path), str(model), max_turns={}, workers=None)
+
+
+@asynccontextmanager
+async def playing(made: Setup, speaker, *, num: int = 1):
+    apart = await SessionsApart.start(made, speaker=speaker, num=num)
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            yield apart
+    finally:
+        await apart.close()
+
+
+def order(name: str = "g1", *, size: int = 3, **changes) -> Order:
+    return Order(
+        name, Task("fake/train/0", "fake", "train", {"words": ["a", "b"]}), seed=5, size=size, born=4, **changes
+    )
+
+
+def pids(apart: SessionsApart) -> list[int]:
+    return [process._process.pid for process in apart._processes]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return (
+        Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" if Path("/proc").exists() else False
+    )
+
+
+def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
+    speaker, heard = Says(), []
+
+    async def main():
+        async with playing(setup(tmp_path, model), speaker, num=2) as apart:
+            groups = await asyncio.gather(
+                *(apart.play(order(f"g{n}", max_turns=1), on_trajectory=heard.append) for n in range(4))
+            )
+            while len(speaker.released) < 12:
+                await asyncio.sleep(0.01)
+            return groups, [len(process.playing) for process in apart._processes]
+
+    groups, left = asyncio.run(main())
+    assert [(group.id, group.born, len(group.trajectories)) for group in groups] == [(f"g{n}", 4, 3) for n in range(4)]
+    first = groups[0].trajectories[1]
+    assert (first.id, first.attempt, first.stop, first.max_turns) == ("g0.1", 1, Stop.MAX_TURNS, 1)
+    assert first.sequences[0].ids[-2:].tolist() == [1, 2]
+    assert first.sequences[0].versions[-2:].tolist() == [7, 7]
+    assert len(heard) == 12, "each is heard of as soon as it is over"
+    assert sorted(speaker.released) == sorted(trajectory.id for trajectory in heard)
+    assert all(words == Words() for _, _, words in speaker.asked), "words are for those who speak in words"
+    assert left == [0, 0]
+
+
+def test_who_speaks_in_words_gets_them(tmp_path, model):
+    speaker = Says()
+    outside = {"outside": {"far": {"url": "http://127.0.0.1:9/v1", "chance": 0.5}}}
+    made = setup(tmp_path, model, speakers=outside, algorithm={"foreign": "mask"})
+
+    async def main():
+        async with playing(made, speaker) as apart:
+            await apart.play(order(size=1), on_trajectory=lambda _: None)
+
+    asyncio.run(main())
+    assert speaker.asked[0][2].messages[0].content
+
+
+def test_a_failure_to_speak_is_the_sessions_and_has_its_name(tmp_path, model):
+    async def main():
+        async with playing(setup(tmp_path, model), Says(error=EngineFailed("no weights"))) as apart:
+            return await apart.play(order(size=2, retries=1), on_trajectory=lambda _: None)
+
+    group = asyncio.run(main())
+    assert [each.failure for each in group.failed] == ["EngineFailed: no weights"] * 4
+    assert [each.attempt for each in group.failed] == [0, 0, 1, 1]
+
+
+def test_a_fault_of_our_own_here_ends_the_run(tmp_path, model):
+    async def main():
+        async with playing(setup(tmp_path, model), Says(error=ZeroDivisionError("ours"))) as apart:
+            with pytest.raises(ZeroDivisionError, match="ours"):
+                await apart.play(order(), on_trajectory=lambda _: None)
+            with pytest.raises(ZeroDivisionError):
+                await apart.play(order("g2"), on_trajectory=lambda _: None)
+
+    asyncio.run(main())
+
+
+def test_a_session_that_is_out_of_time_there_is_no_longer_spoken_for_here(tmp_path, model):
+    speaker = Says(never=True)
+
+    async def main():
+        async with playing(setup(tmp_path, model, rollout={"session_timeout_s": 0.3}), speaker) as apart:
+            group = await apart.play(order(size=2), on_trajectory=lambda _: None)
+            while speaker.cancelled < 2:
+                await asyncio.sleep(0.01)
+            return group
+
+    group = asyncio.run(main())
+    assert [each.stop for each in group.failed] == [Stop.SESSION_TIMEOUT] * 2
+    assert "while generating" in group.failed[0].failure
+
+
+def test_a_group_that_is_cancelled_here_ends_there_and_the_next_is_played(tmp_path, model):
+    speaker = Says(never=True)
+
+    async def main():
+        async with playing(setup(tmp_path, model), speaker) as apart:
+            doomed = asyncio.create_task(apart.play(order("g1"), on_trajectory=lambda _: None))
+            while len(speaker.asked) < 3:
+                await asyncio.sleep(0.01)
+            while not apart.longest():
+                await asyncio.sleep(0.01)
+            waits, spent = apart.activity.longest(), apart.activity.spent()
+            doomed.cancel()
+            while speaker.cancelled < 3:
+                await asyncio.sleep(0.01)
+            speaker.never = False
+            return waits, spent, await apart.play(order("g2"), on_trajectory=lambda _: None)
+
+    waits, spent, group = asyncio.run(main())
+    assert "(fake/train/0): generating for" in waits[0], "a stall explains itself from there too"
+    assert spent["generating"] > 0
+    assert len(group.trajectories) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "said"),
+    [
+        ({"source": "no/such/file.py:World"}, (ConfigError, EnvironmentFailed), "no/such/file.py"),
+        ({"options": {"trunes": 3}}, ConfigError, "trunes"),
+    ],
+)
+def test_what_cannot_begin_there_is_said_here(tmp_path, model, changes, error, said):
+    async def main():
+        with pytest.raises(error, match=said):
+            async with playing(setup(tmp_path, model, **changes), Says()):
+                raise AssertionError("it began")
+
+    asyncio.run(main())
+
+
+def test_a_process_that_is_killed_ends_whatever_it_was_playing_by_name(tmp_path, model):
+    speaker = Says(never=True)
+
+    async def main():
+        async with playing(setup(tmp_path, model), speaker) as apart:
+            doomed = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
+            while len(speaker.asked) < 3:
+                await asyncio.sleep(0.01)
+            (pid,) = pids(apart)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerLost, match=rf"process {pid}.*killed by signal 9; 1 groups.*--resume"):
+                await doomed
+            with pytest.raises(WorkerLost):
+                await apart.play(order("g2"), on_trajectory=lambda _: None)
+            return pid
+
+    assert is_gone(asyncio.run(main()))
+
+
+def test_closing_ends_the_processes_even_where_an_environment_does_not_let_go(tmp_path, model, monkeypatch):
+    monkeypatch.setattr("ludus.launch.apart.STOP_S", 1.0)
+    hangs = {"fault": "hang", "fault_in": "close", "hang_s": 3600}
+
+    async def main():
+        async with playing(setup(tmp_path, model, options=hangs), Says(never=True)) as apart:
+            doomed = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
+            await asyncio.sleep(0.5)
+            found = pids(apart)
+        with pytest.raises(WorkerLost, match="was closed"):
+            await doomed
+        return found
+
+    assert all(is_gone(pid) for pid in asyncio.run(main()))
+
+
+def test_none_outlives_a_run_that_is_killed(tmp_path, model):
+    script = tmp_path / "run.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import asyncio
+            from pathlib import Path
+            from tests.launch.test_apart import Says, order, pids, setup
+            from ludus.launch.apart import SessionsApart
+
+            async def main():
+                apart = await SessionsApart.start(setup(Path({str(tmp_path)!r}), Path({str(model)!r})), speaker=Says(never=True), num=2)
+                playing = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
+                await asyncio.sleep(0.2)
+                print(*pids(apart), flush=True)
+                await playing
+
+            asyncio.run(main())
+            """
+        )
+    )
+    run = subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
+    )
+    assert run.stdout is not None
+    found = [int(pid) for pid in run.stdout.readline().split()]
+    run.kill()
+    run.wait()
+    assert len(found) == 2
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(is_gone(pid) for pid in found):
+        assert time.monotonic() < deadline, "they live on"
+        time.sleep(0.05)

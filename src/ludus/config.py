@@ -105,9 +105,12 @@ class PipelineConfig(Section):
     """The bound: no trained group is older, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
     """Mean logprob gap between engine and trainer on the probe prompt after a load; 0 picks 1e-3 in float32, 0.25 in bfloat16."""
-    session_processes: int = Field(default=0, ge=0)
+    session_processes: int = Field(default=-1, ge=-1)
     """Processes that play the training's sessions, with the environments that are `here`; 0: the run's own, where they share one
-    interpreter with engine and trainer. On a GPU with hundreds of sessions 1 or 2 leave it to those."""
+    interpreter with engine and trainer. -1 picks 0 on a CPU and 1 on a GPU, which hundreds of sessions would keep waiting."""
+
+    def processes(self, *, on_gpu: bool) -> int:
+        return self.session_processes if self.session_processes >= 0 else int(on_gpu)
 
     @property
     def slots(self) -> int:

@@ -73,9 +73,10 @@ def setup(tmp_path: Path, model: Path, *, source: str = FAKE, options=None, **se
 
 @asynccontextmanager
 async def playing(made: Setup, speaker, *, num: int = 1):
-    apart = await SessionsApart.start(made, speaker=speaker, num=num)
+    apart = await SessionsApart.start(made, num=num)
     try:
         async with asyncio.timeout(PATIENCE_S):
+            await apart.ready(speaker)
             yield apart
     finally:
         await apart.close()
@@ -248,6 +249,15 @@ def test_closing_ends_the_processes_even_where_an_environment_does_not_let_go(tm
     assert all(is_gone(pid) for pid in asyncio.run(main()))
 
 
+def test_one_that_has_not_begun_yet_is_not_waited_for(tmp_path, model):
+    async def main():
+        apart = await SessionsApart.start(setup(tmp_path, model), num=2)
+        await apart.close()
+        return [process._process.returncode for process in apart._processes]
+
+    assert asyncio.run(main()) == [-signal.SIGKILL] * 2
+
+
 def test_none_outlives_a_run_that_is_killed(tmp_path, model):
     script = tmp_path / "run.py"
     script.write_text(
@@ -259,7 +269,8 @@ def test_none_outlives_a_run_that_is_killed(tmp_path, model):
             from ludus.launch.apart import SessionsApart
 
             async def main():
-                apart = await SessionsApart.start(setup(Path({str(tmp_path)!r}), Path({str(model)!r})), speaker=Says(never=True), num=2)
+                apart = await SessionsApart.start(setup(Path({str(tmp_path)!r}), Path({str(model)!r})), num=2)
+                await apart.ready(Says(never=True))
                 playing = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
                 await asyncio.sleep(0.2)
                 print(*pids(apart), flush=True)

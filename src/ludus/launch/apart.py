@@ -141,16 +141,15 @@ class SessionsApart:
         self._processes = list(processes)
 
     @classmethod
-    async def start(cls, setup: Setup, *, speaker: Speaker, num: int) -> Self:
-        """`speaker`: who speaks in their sessions, from here."""
-        processes = [await _Process.start(setup, speaker=speaker) for _ in range(num)]
-        apart = cls(processes)
-        try:
-            await asyncio.gather(*(process.ready for process in processes))
-        except BaseException:
-            await apart.close()
-            raise
-        return apart
+    async def start(cls, setup: Setup, *, num: int) -> Self:
+        """They begin while the run goes on, which may have a model to load."""
+        return cls([await _Process.start(setup) for _ in range(num)])
+
+    async def ready(self, speaker: Speaker) -> None:
+        """All have begun. `speaker`: who speaks in their sessions, from here."""
+        for process in self._processes:
+            process.speaker = speaker
+        await asyncio.gather(*(process.ready for process in self._processes))
 
     @property
     def activity(self) -> SessionsApart:
@@ -174,8 +173,9 @@ class SessionsApart:
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, speaker: Speaker) -> None:
-        self._process, self._pipe, self._speaker = process, pipe, speaker
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
+        self._process, self._pipe = process, pipe
+        self.speaker: Speaker | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.playing: dict[str, _Playing] = {}
         self.doing = Doing({}, [])
@@ -185,7 +185,7 @@ class _Process:
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
-    async def start(cls, setup: Setup, *, speaker: Speaker) -> Self:
+    async def start(cls, setup: Setup) -> Self:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -195,7 +195,7 @@ class _Process:
             )  # fmt: skip
         pipe = await Pipe.over(ours)
         pipe.send(setup)
-        return cls(process, pipe, speaker=speaker)
+        return cls(process, pipe)
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
         if self._fault is not None:
@@ -215,7 +215,7 @@ class _Process:
     async def stop(self) -> None:
         self._pipe.send(End())
         try:
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_S if self.ready.done() else 0):  # else it has nothing to close yet
                 await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
@@ -253,7 +253,8 @@ class _Process:
             case Speak():
                 self._speak(message)
             case Release(session_id):
-                releasing = asyncio.ensure_future(self._speaker.release(session_id))
+                assert self.speaker is not None, "nothing is played before somebody can speak"
+                releasing = asyncio.ensure_future(self.speaker.release(session_id))
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
             case Hush(number):
@@ -276,7 +277,8 @@ class _Process:
     def _speak(self, asked: Speak) -> None:
         ids = array("I")
         ids.frombytes(asked.ids)
-        said = self._speaker.speak(
+        assert self.speaker is not None, "nothing is played before somebody can speak"
+        said = self.speaker.speak(
             ids, sampling=asked.sampling, session_id=asked.session_id, session=NOBODY, words=asked.words
         )
         speaking = asyncio.ensure_future(said)

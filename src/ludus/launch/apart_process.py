@@ -28,7 +28,7 @@ from ludus.rollout.group import Order, PlaysHere
 from ludus.rollout.speaker import Words
 from ludus.types import Completion, Sampling
 
-TELL_S = 0.5
+TELL_S = 0.1
 """Between two words about what the sessions are doing."""
 
 

@@ -73,19 +73,24 @@ async def train(
             with beginning(folder):
                 parts = await make_parts(config, folder=folder.path)
                 closing.push_async_callback(parts.client.close)
+                apart = await _sessions_apart(parts, folder=folder.path)
+                if apart is not None:
+                    closing.push_async_callback(apart.close)
                 make_current(parts.devices.trainer)
                 closing.enter_context(naming_loss(parts.devices.trainer))
-                training = _Training(parts, recorder=recorder)
+                training = _Training(parts, apart=apart, recorder=recorder)
                 closing.push_async_callback(training.engine.close)
                 closing.push_async_callback(training.speakers.close)
-                await training.prepare(checkpoint, closing=closing)
+                await training.prepare(checkpoint)
             with rarely_collected():
                 return await training.run(on_loop)
 
 
 class _Training:
-    def __init__(self, parts: Parts, *, recorder: Recorder) -> None:
+    def __init__(self, parts: Parts, *, apart: SessionsApart | None, recorder: Recorder) -> None:
         self.parts, self.config, self.recorder = parts, parts.config, recorder
+        self.apart = apart
+        """None: sessions are played in this process."""
         self.algorithm = make_algorithm(self.config.algorithm)
         self.channel = MemoryChannel()
         model = parts.load_model()
@@ -107,8 +112,8 @@ class _Training:
         self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
         self.last_report: dict[str, Any] | None = None
 
-    async def prepare(self, checkpoint: Path | None, *, closing: AsyncExitStack) -> None:
-        """Engine and trainer at the same version, and the loop where the checkpoint left it. What is opened is closed with `closing`."""
+    async def prepare(self, checkpoint: Path | None) -> None:
+        """Engine and trainer at the same version, and the loop where the checkpoint left it."""
         parts = self.parts
         if self.config.evaluation.every:
             await held_out(parts)
@@ -128,7 +133,7 @@ class _Training:
                 seed=self.config.seed,
                 curriculum=self.config.curriculum,
             ),
-            player=await self._player(closing),
+            player=await self._player(),
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
@@ -144,20 +149,12 @@ class _Training:
         if restored is not None:
             self.loop.restore(restored.state["loop"])
 
-    async def _player(self, closing: AsyncExitStack) -> GroupPlayer:
-        parts, speaker, num = self.parts, self.speakers.speaker(), self.config.pipeline.session_processes
-        if not num:
-            return PlaysHere(make_arena(parts, speaker))
-        setup = Setup(
-            config=self.config,
-            folder=str(self.recorder.folder.path),
-            model_folder=parts.model_folder,
-            max_turns=parts.max_turns,
-            workers=address_of_workers(parts.client),
-        )
-        apart = await SessionsApart.start(setup, speaker=speaker, num=num)
-        closing.push_async_callback(apart.close)
-        return apart
+    async def _player(self) -> GroupPlayer:
+        speaker = self.speakers.speaker()
+        if self.apart is None:
+            return PlaysHere(make_arena(self.parts, speaker))
+        await self.apart.ready(speaker)
+        return self.apart
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         model = self.trainer.model
@@ -219,6 +216,20 @@ class _Training:
             keep=self.config.store.keep_checkpoints,
             tensors=self.speakers.tensors(),
         )
+
+
+async def _sessions_apart(parts: Parts, *, folder: Path) -> SessionsApart | None:
+    num = parts.config.pipeline.processes(on_gpu=parts.devices.engine.type == "cuda")
+    if not num:
+        return None
+    setup = Setup(
+        config=parts.config,
+        folder=str(folder),
+        model_folder=parts.model_folder,
+        max_turns=parts.max_turns,
+        workers=address_of_workers(parts.client),
+    )
+    return await SessionsApart.start(setup, num=num)
 
 
 def _in_loop(record: Callable[..., None]) -> Callable[..., None]:

@@ -14,6 +14,8 @@ from typing import Any
 
 _SIZE = 8
 """Bytes that say how many follow."""
+_AT_ONCE = 2**20
+"""Bytes that are read before somebody asks for them; a message may have more."""
 
 
 class Pipe:
@@ -23,7 +25,7 @@ class Pipe:
 
     @classmethod
     async def over(cls, end: socket.socket) -> Pipe:
-        return cls(*await asyncio.open_unix_connection(sock=end))
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_AT_ONCE))
 
     def send(self, message: Any) -> None:
         """Waits for nothing. To an end that is gone nothing is sent, and nothing is said about it: `receive` does."""

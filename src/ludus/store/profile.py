@@ -83,7 +83,7 @@ def setting_of(config: RunConfig, *, on_gpu: bool = False) -> Setting:
         max_running=config.engine.sized(on_gpu=on_gpu).max_running,
         in_process=all(section.at == HERE for section in config.environments.values()),
         on_gpu=on_gpu,
-        session_processes=config.pipeline.session_processes,
+        session_processes=config.pipeline.processes(on_gpu=on_gpu),
     )
 
 

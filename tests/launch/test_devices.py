@@ -78,7 +78,11 @@ def test_what_the_run_file_leaves_open_is_chosen_by_the_device_and_told(gpus):
         "engine on cuda:0 (NVIDIA Pretended), trainer on cuda:0 (NVIDIA Pretended), bfloat16",
         "engine.max_running 32, engine.max_cached 512, engine.prefill_tokens 16384",
         "engine.memory 0.4 of the device's memory for keys and values",
+        "pipeline.session_processes 1: training's sessions are played outside of the run's own process",
     ]
+    assert chosen(config_of(pipeline={"session_processes": 0}))[-1].startswith("engine.memory"), "whoever says 0 has it"
+    gpus(0)
+    assert chosen(config_of(pipeline={"session_processes": 2}))[-1].startswith("pipeline.session_processes 2")
 
 
 def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so_and_refuses_what_it_cannot_do(gpus):

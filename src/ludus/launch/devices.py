@@ -70,6 +70,8 @@ def chosen(config: RunConfig) -> list[str]:
     if devices.engine.type == "cuda":
         unit = "of the device's memory" if engine.memory <= 1 else "GiB"
         lines.append(f"engine.memory {engine.memory:g} {unit} for keys and values")
+    if processes := config.pipeline.processes(on_gpu=devices.engine.type == "cuda"):
+        lines.append(f"pipeline.session_processes {processes}: training's sessions are played outside of the run's own process")
     return lines
 
 

@@ -51,7 +51,7 @@ class EngineConfig(Section):
     """Sessions whose keys and values are kept between turns; the least recently used makes room. 0 picks 128, on a GPU 512."""
     memory: float = Field(default=0.0, ge=0)
     """On a GPU, for keys and values: up to 1 a share of its memory, above that GiB. Where it is full, the youngest sequence waits. 0 picks
-    0.4, or 0.8 where the trainer has a device of its own."""
+    0.4, or 0.8 where no trainer is on the same device."""
     max_waiting: int = Field(default=4096, gt=0)
     """Requests that may queue; beyond it `generate` waits before it queues (back-pressure)."""
     prefill_tokens: int = Field(default=0, ge=0)

@@ -95,6 +95,13 @@ def test_a_gpu_without_bfloat16_computes_in_float32_and_says_so_and_refuses_what
         chosen(config_of(model={"dtype": "bfloat16"}))
 
 
+def test_where_nothing_is_trained_nothing_is_said_of_it_and_the_engine_has_the_device(gpus):
+    gpus(1)
+    first, *others = chosen(config_of(), trains=False)
+    assert first == "engine on cuda:0 (NVIDIA Pretended), bfloat16"
+    assert others[-1] == "engine.memory 0.8 of the device's memory for keys and values"
+
+
 def test_an_engine_that_has_its_device_to_itself_gets_more_of_its_memory(gpus):
     gpus(2)
     for sections, share in (({}, 0.4), ({"devices": ["cuda:0", "cuda:1"]}, 0.8), ({"engine": {"memory": 12.0}}, 12.0)):

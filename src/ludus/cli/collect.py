@@ -57,7 +57,7 @@ def collect(
         name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
     )
     if dry_run:
-        finish_dry_run(config)
+        finish_dry_run(config, trains=False)
     result = interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")

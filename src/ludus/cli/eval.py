@@ -86,7 +86,7 @@ def run(
     if config.engine.kind == "embedded" and config.model.name == "tiny":
         raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names what is to be evaluated")
     if dry_run:
-        finish_dry_run(config)
+        finish_dry_run(config, trains=False)
     report = interruptible(evaluate_model(config, listeners=[Progress(config)]))
     print_report(report)
     print(f"Report: {config.folder / NAME}.md\nTrajectories: ludus trajectories {config.folder}")

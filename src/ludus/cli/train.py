@@ -118,7 +118,7 @@ def resolve(
     return config
 
 
-def finish_dry_run(config: RunConfig) -> None:
+def finish_dry_run(config: RunConfig, *, trains: bool = True) -> None:
     from ludus.config import HERE, WORKERS, dump_config
     from ludus.launch.places import make_environments
 
@@ -128,7 +128,10 @@ def finish_dry_run(config: RunConfig) -> None:
         from ludus.launch.devices import chosen
         from ludus.models.load import locate
 
-        print("\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config))]), flush=True)
+        print(
+            "\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config, trains=trains))]),
+            flush=True,
+        )
         if config.model.name != "tiny":
             locate(config.model.name)  # a folder that is not here would end the run too
     raise typer.Exit

@@ -32,9 +32,9 @@ def devices_of(config: RunConfig) -> Devices:
     return Devices(places[0], places[-1])
 
 
-def engine_config(config: RunConfig, *, devices: Devices) -> EngineConfig:
-    """The run file's, with the memory that the trainer leaves it."""
-    shared = devices.engine == devices.trainer
+def engine_config(config: RunConfig, *, devices: Devices, trains: bool = True) -> EngineConfig:
+    """The run file's, with the memory that the trainer leaves it, where there is one."""
+    shared = trains and devices.engine == devices.trainer
     alone = {"memory": ALONE} if not config.engine.memory and not shared else {}
     return config.engine.model_copy(update=alone)
 
@@ -56,13 +56,14 @@ def naming_loss(device: torch.device) -> Iterator[None]:
         raise TrainerFailed(lost(device, describe(error))) from error
 
 
-def chosen(config: RunConfig) -> list[str]:
+def chosen(config: RunConfig, *, trains: bool = True) -> list[str]:
     """What the run file leaves to the device, as it will be here: lines for people."""
     devices = devices_of(config)
     dtype = resolve_dtype(config.model.dtype, device=devices.engine)
-    engine = engine_config(config, devices=devices).sized(on_gpu=devices.engine.type == "cuda")
+    engine = engine_config(config, devices=devices, trains=trains).sized(on_gpu=devices.engine.type == "cuda")
+    trainer = f", trainer on {_named(devices.trainer)}" if trains else ""
     lines = [
-        f"engine on {_named(devices.engine)}, trainer on {_named(devices.trainer)}, {str(dtype).removeprefix('torch.')}",
+        f"engine on {_named(devices.engine)}{trainer}, {str(dtype).removeprefix('torch.')}",
         f"engine.max_running {engine.max_running}, engine.max_cached {engine.max_cached}, engine.prefill_tokens {engine.prefill_tokens}",
     ]
     if dtype == torch.float32 and not has_bfloat16(devices.engine):
@@ -70,8 +71,11 @@ def chosen(config: RunConfig) -> list[str]:
     if devices.engine.type == "cuda":
         unit = "of the device's memory" if engine.memory <= 1 else "GiB"
         lines.append(f"engine.memory {engine.memory:g} {unit} for keys and values")
-    if processes := config.pipeline.processes(on_gpu=devices.engine.type == "cuda"):
-        lines.append(f"pipeline.session_processes {processes}: training's sessions are played outside of the run's own process")
+    processes = config.pipeline.processes(on_gpu=devices.engine.type == "cuda")
+    if trains and processes:
+        lines.append(
+            f"pipeline.session_processes {processes}: training's sessions are played outside of the run's own process"
+        )
     return lines
 
 

@@ -33,7 +33,7 @@ from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.engine import Engine
 from ludus.engines.wire import KEY
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
-from ludus.launch.devices import devices_of
+from ludus.launch.devices import devices_of, engine_config
 from ludus.models.load import load_model, load_tokenizer, resolve_dtype
 from ludus.rollout.chat import Chat
 from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
@@ -176,7 +176,8 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
         raise ConfigError(
             f"the endpoint would listen on {host} for everybody; set {KEY} here and where it is called from, or listen on 127.0.0.1"
         )
-    device = devices_of(config).engine
+    devices = devices_of(config)
+    device = devices.engine
     folder = config.model.name
     if folder == "tiny":
         raise ConfigError(
@@ -187,7 +188,8 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     model = load_model(folder, device=device, dtype=resolve_dtype(config.model.dtype, device=device))
     chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
     max_tokens = config.rollout.max_tokens
-    engine = EmbeddedEngine(model, channel=MemoryChannel(), config=config.engine, max_tokens=max_tokens)
+    alone = engine_config(config, devices=devices, trains=False)
+    engine = EmbeddedEngine(model, channel=MemoryChannel(), config=alone, max_tokens=max_tokens)
     endpoint = Endpoint(engine, chat=chat, tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens)
     print(f"Serving {Path(folder).name} at http://{host}:{listener.getsockname()[1]}/v1", flush=True)
     server = uvicorn.Server(uvicorn.Config(make_app(endpoint, key=key), log_level="warning"))

@@ -145,12 +145,13 @@ def make_arena(stage: Stage, speaker: Speaker | TextSpeaker, *, temperature: flo
     return Arena(stage.client, speaker, chat, limits, max_turns=stage.max_turns)
 
 
-def make_embedded_engine(parts: Parts, *, channel: Channel) -> EmbeddedEngine:
+def make_embedded_engine(parts: Parts, *, channel: Channel, trains: bool = True) -> EmbeddedEngine:
+    """`trains`: a trainer is to have its part of the device's memory."""
     config, devices = parts.config, parts.devices
     return EmbeddedEngine(
         parts.load_model(device=devices.engine),
         channel=channel,
-        config=engine_config(config, devices=devices),
+        config=engine_config(config, devices=devices, trains=trains),
         max_tokens=config.rollout.max_tokens,
     )
 

@@ -52,7 +52,7 @@ async def make_player(
         await patiently(probing, what=f"the first word of {config.engine.url}")
         engine, name = server, await server.model_name()
     else:
-        engine, name = make_embedded_engine(parts, channel=MemoryChannel()), config.model.name
+        engine, name = make_embedded_engine(parts, channel=MemoryChannel(), trains=False), config.model.name
         closing.push_async_callback(engine.close)
     arena = make_arena(parts, PolicySpeaker(engine), temperature=temperature)
     return Player(parts, arena, name, in_tokens=True)

@@ -175,7 +175,7 @@ def test_a_session_that_is_out_of_time_there_is_no_longer_spoken_for_here(tmp_pa
     assert "while generating" in group.failed[0].failure
 
 
-def test_a_group_that_is_cancelled_here_ends_there_and_the_next_is_played(tmp_path, model):
+def test_a_group_that_is_cancelled_here_ends_there_and_can_be_played_again(tmp_path, model):
     speaker = Says(never=True)
 
     async def main():
@@ -190,7 +190,7 @@ def test_a_group_that_is_cancelled_here_ends_there_and_the_next_is_played(tmp_pa
             while speaker.cancelled < 3:
                 await asyncio.sleep(0.01)
             speaker.never = False
-            return waits, spent, await apart.play(order("g2"), on_trajectory=lambda _: None)
+            return waits, spent, await apart.play(order("g1"), on_trajectory=lambda _: None)
 
     waits, spent, group = asyncio.run(main())
     assert "(fake/train/0): generating for" in waits[0], "a stall explains itself from there too"

@@ -11,6 +11,7 @@ one turn of the event loop together.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import socket
@@ -31,8 +32,8 @@ from ludus.rollout.group import OnTrajectory, Order, assembled
 from ludus.rollout.speaker import Speaker, Words
 from ludus.types import Completion, Group, Sampling, Trajectory
 
-STOP_S = 5.0
-"""From the word to end until it is killed."""
+STOP_S = 20.0
+"""From the word to end until it is killed: sandboxes take their time to close."""
 NOBODY: Any = None
 """In place of a session, which is elsewhere: who speaks in training does without it."""
 
@@ -73,19 +74,26 @@ class Failed(NamedTuple):
         return error
 
 
+class Play(NamedTuple):
+    """Numbered, because a group may be cancelled and then played again."""
+
+    number: int
+    order: Order
+
+
 class Cancel(NamedTuple):
-    group_id: str
+    number: int
 
 
 class Played(NamedTuple):
-    group_id: str
+    number: int
     trajectory: Trajectory
 
 
 class Over(NamedTuple):
     """All of the group was played; with a `fault`, that of our own code there, it was not."""
 
-    group_id: str
+    number: int
     fault: str = ""
 
 
@@ -128,7 +136,6 @@ class End(NamedTuple):
 
 @dataclass(slots=True)
 class _Playing:
-    order: Order
     on_trajectory: OnTrajectory
     over: asyncio.Future[None]
     played: list[Trajectory] = field(default_factory=list)
@@ -177,7 +184,9 @@ class _Process:
         self._process, self._pipe = process, pipe
         self.speaker: Speaker | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.playing: dict[str, _Playing] = {}
+        self.ready.add_done_callback(lambda ready: ready.exception())  # the run may have ended before it asks
+        self.playing: dict[int, _Playing] = {}
+        self._numbers = itertools.count()
         self.doing = Doing({}, [])
         self._speaking: dict[int, asyncio.Task[Completion]] = {}
         self._releasing: set[asyncio.Future[None]] = set()
@@ -200,16 +209,16 @@ class _Process:
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
         if self._fault is not None:
             raise self._fault
-        playing = _Playing(order, on_trajectory, asyncio.get_running_loop().create_future())
-        self.playing[order.group_id] = playing
-        self._pipe.send(order)
+        number, playing = next(self._numbers), _Playing(on_trajectory, asyncio.get_running_loop().create_future())
+        self.playing[number] = playing
+        self._pipe.send(Play(number, order))
         try:
             await playing.over
         except asyncio.CancelledError:
-            self._pipe.send(Cancel(order.group_id))
+            self._pipe.send(Cancel(number))
             raise
         finally:
-            del self.playing[order.group_id]
+            del self.playing[number]
         return assembled(order, playing.played)
 
     async def stop(self) -> None:
@@ -243,10 +252,8 @@ class _Process:
                     "= 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in others that may die"
                 )
             )
-        except (
-            Exception
-        ) as error:  # a message that cannot be read, or a recorder that cannot record: not to be lost in a task
-            self._break(error)
+        except Exception as error:
+            self._break(error)  # a message that cannot be read, a recorder that cannot record: not to be lost in a task
 
     def _take(self, message: Any) -> None:
         match message:
@@ -260,12 +267,12 @@ class _Process:
             case Hush(number):
                 if (speaking := self._speaking.get(number)) is not None:
                     speaking.cancel()
-            case Played(group_id, trajectory):
-                if (playing := self.playing.get(group_id)) is not None:  # else it was cancelled meanwhile
+            case Played(number, trajectory):
+                if (playing := self.playing.get(number)) is not None:  # else it was cancelled meanwhile
                     playing.played.append(trajectory)
                     playing.on_trajectory(trajectory)
-            case Over(group_id, fault):
-                if (playing := self.playing.get(group_id)) is not None and not playing.over.done():
+            case Over(number, fault):
+                if (playing := self.playing.get(number)) is not None and not playing.over.done():
                     playing.over.set_exception(RuntimeError(fault)) if fault else playing.over.set_result(None)
             case Doing():
                 self.doing = message

@@ -18,7 +18,7 @@ from typing import Any
 from ludus.controller.client import ClientSession
 from ludus.errors import LudusError
 from ludus.garbage import rarely_collected
-from ludus.launch.apart import Cancel, Doing, End, Failed, Hush, Over, Played, Ready, Release, Said, Setup, Speak
+from ludus.launch.apart import Cancel, Doing, End, Failed, Hush, Over, Play, Played, Ready, Release, Said, Setup, Speak
 from ludus.launch.pipe import Pipe
 from ludus.launch.places import make_client
 from ludus.models.load import load_tokenizer
@@ -74,7 +74,7 @@ class Stagehand:
 
     def __init__(self, pipe: Pipe, player: PlaysHere, speaker: FarSpeaker) -> None:
         self._pipe, self._player, self._speaker = pipe, player, speaker
-        self._playing: dict[str, asyncio.Task[None]] = {}
+        self._playing: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Until it is told to end, or the run is gone."""
@@ -91,24 +91,23 @@ class Stagehand:
 
     def _take(self, message: Any) -> bool:
         match message:
-            case Order():
-                self._playing[message.group_id] = asyncio.create_task(self._play(message))
-            case Cancel(group_id):
-                if group_id in self._playing:
-                    self._playing[group_id].cancel()
+            case Play(number, order):
+                playing = self._playing[number] = asyncio.create_task(self._play(number, order))
+                playing.add_done_callback(lambda _: self._playing.pop(number))
+            case Cancel(number):
+                if number in self._playing:
+                    self._playing[number].cancel()
             case Said() | Failed():
                 self._speaker.answered(message)
         return not isinstance(message, End)
 
-    async def _play(self, order: Order) -> None:
+    async def _play(self, number: int, order: Order) -> None:
         fault = ""
         try:
-            await self._player.play(order, on_trajectory=lambda played: self._pipe.send(Played(order.group_id, played)))
+            await self._player.play(order, on_trajectory=lambda played: self._pipe.send(Played(number, played)))
         except Exception:  # ours, not the environment's: the run has to hear of it
             fault = traceback.format_exc()
-        finally:
-            del self._playing[order.group_id]
-        self._pipe.send(Over(order.group_id, fault))
+        self._pipe.send(Over(number, fault))
 
     async def _tell(self) -> None:
         activity = self._player.activity

@@ -57,7 +57,8 @@ class EnvironmentConfig(Section):
     options: dict[str, Any] = {}
     """Handed to the environment's constructor, which rejects what it does not know. At a controller they must be what its workers have."""
     at: str = HERE
-    """Where its sessions run: here (this process), workers (processes that the run starts and stops itself), or a controller's URL."""
+    """Where its sessions run: here (this process, or that of pipeline.session_processes), workers (processes that the run starts and
+    stops itself), or a controller's URL."""
     sandbox: SandboxLevel = "none"
     """What its untrusted code runs in at least. Where the environment itself declares more, that holds."""
     image: str = ""

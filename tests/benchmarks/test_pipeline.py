@@ -23,7 +23,7 @@ def pipeline(monkeypatch):
 
 
 def test_a_side_is_measured_from_the_first_step_that_counts(pipeline, blank_model, tmp_path):
-    given = Namespace(device="cpu", world="fake", tail=1.5, groups=1, group_size=2, steps=3)
+    given = Namespace(device="cpu", world="fake", tail=1.5, groups=1, group_size=2, steps=3, processes=0)
     config = pipeline.run_config(given, tmp_path, name="r", model=str(blank_model), latency_s=0.0, bound=1, seed=0)
     side = pipeline.measured(config, skip=1)
     assert side["trained"] == 4.0, "two attempts in each of the two steps that count"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +26,7 @@ from ludus.types import Completion, Stop, Task
 from tests.e2e.runs import FAKE
 
 PATIENCE_S = 60.0
+WORLDS = Path(__file__).with_name("apart_worlds.py")
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +103,22 @@ def is_gone(pid: int) -> bool:
     return (
         Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z" if Path("/proc").exists() else False
     )
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()] + [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        if task.name != str(pid)
+        for child in (task / "children").read_text().split()
+    ]
+
+
+def wait_until_gone(found: list[int]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not all(is_gone(pid) for pid in found):
+        assert time.monotonic() < deadline, "they live on"
+        time.sleep(0.05)
 
 
 def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
@@ -233,6 +252,73 @@ def test_a_process_that_is_killed_ends_whatever_it_was_playing_by_name(tmp_path,
     assert is_gone(asyncio.run(main()))
 
 
+def test_a_process_that_is_killed_is_missed_also_where_what_it_forked_lives_on_and_that_is_ended_too(tmp_path, model):
+    speaker = Says(never=True)
+
+    async def main():
+        async with playing(setup(tmp_path, model, source=f"{WORLDS}:Forking"), speaker) as apart:
+            doomed = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
+            while len(speaker.asked) < 3:
+                await asyncio.sleep(0.01)
+            (pid,) = pids(apart)
+            left = children_of(pid)
+            os.kill(pid, signal.SIGKILL)
+            with pytest.raises(WorkerLost, match="killed by signal 9"):
+                await doomed
+            return left
+
+    left = asyncio.run(main())
+    assert len(left) >= 3
+    wait_until_gone(left)
+
+
+def test_what_cannot_be_sent_there_ends_its_group_by_name_and_no_other(tmp_path, model):
+    task = Task("fake/train/1", "fake", "train", {"words": ["a"], "judge": lambda answer: 1.0})
+
+    async def main():
+        async with playing(setup(tmp_path, model), Says()) as apart:
+            doomed = apart.play(Order("g1", task, seed=1, size=2), on_trajectory=lambda _: None)
+            fine = apart.play(order("g2"), on_trajectory=lambda _: None)
+            return await asyncio.gather(doomed, fine, return_exceptions=True)
+
+    failed, played = asyncio.run(main())
+    assert isinstance(failed, EnvironmentFailed)
+    assert re.search(r"task fake/train/1 cannot be sent.*session_processes = 0", str(failed))
+    assert len(played.trajectories) == 3
+
+
+def test_what_cannot_be_sent_back_is_said(tmp_path, model):
+    async def main():
+        async with playing(setup(tmp_path, model, source=f"{WORLDS}:Unpicklable"), Says()) as apart:
+            with pytest.raises(
+                EnvironmentFailed, match=r"what was played of fake/train/0 cannot be sent.*mappingproxy"
+            ):
+                await apart.play(order(), on_trajectory=lambda _: None)
+
+    asyncio.run(main())
+
+
+def test_options_that_cannot_be_sent_are_refused_before_a_process_is_started(tmp_path, model):
+    async def main():
+        made = setup(tmp_path, model, options={"latency_s": threading.Lock()})
+        with pytest.raises(EnvironmentFailed, match="the run file cannot be sent"):
+            await SessionsApart.start(made, num=1)
+
+    asyncio.run(main())
+
+
+def test_modules_are_found_there_as_they_are_here(tmp_path, model, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_worlds.py").write_text("from ludus.environments.fake import FakeEnvironment as Mine\n")
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+
+    async def main():
+        async with playing(setup(tmp_path, model, source="my_worlds:Mine"), Says()) as apart:
+            return await apart.play(order(), on_trajectory=lambda _: None)
+
+    assert len(asyncio.run(main()).trajectories) == 3
+
+
 def test_closing_ends_the_processes_even_where_an_environment_does_not_let_go(tmp_path, model, monkeypatch):
     monkeypatch.setattr("ludus.launch.apart.STOP_S", 1.0)
     hangs = {"fault": "hang", "fault_in": "close", "hang_s": 3600}
@@ -288,7 +374,4 @@ def test_none_outlives_a_run_that_is_killed(tmp_path, model):
     run.kill()
     run.wait()
     assert len(found) == 2
-    deadline = time.monotonic() + PATIENCE_S
-    while not all(is_gone(pid) for pid in found):
-        assert time.monotonic() < deadline, "they live on"
-        time.sleep(0.05)
+    wait_until_gone(found)

@@ -253,7 +253,9 @@ class EmbeddedEngine:
         call = _Call(asyncio.get_running_loop().create_future())
 
         def landed_action() -> T:
+            began = time.perf_counter()
             self._land_all()  # its tokens belong to the weights it was launched with
+            self._busy_s += time.perf_counter() - began
             return action()
 
         def run() -> None:

@@ -13,20 +13,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import pickle
 import signal
 import socket
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Self
 
 from ludus import errors
 from ludus.config import RunConfig
-from ludus.errors import LudusError, WorkerLost
+from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
 from ludus.launch.pipe import Pipe
 from ludus.rollout.group import OnTrajectory, Order, assembled
 from ludus.rollout.speaker import Speaker, Words
@@ -34,6 +35,8 @@ from ludus.types import Completion, Group, Sampling, Trajectory
 
 STOP_S = 20.0
 """From the word to end until it is killed: sandboxes take their time to close."""
+LAST_WORDS_S = 1.0
+"""For what a process that is gone has still sent."""
 NOBODY: Any = None
 """In place of a session, which is elsewhere: who speaks in training does without it."""
 
@@ -58,7 +61,7 @@ class Ready(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """It could not begin, or, with a number, what was asked for cannot be said."""
+    """It could not begin, or, with a number, what was asked for cannot be said. A `kind` of ours, or a fault of our own code."""
 
     kind: str
     text: str
@@ -68,9 +71,9 @@ class Failed(NamedTuple):
     def of(cls, error: LudusError, *, number: int = -1) -> Failed:
         return cls(type(error).__name__, str(error), number)
 
-    def error(self) -> LudusError:
-        kind = getattr(errors, self.kind, LudusError)
-        error: LudusError = kind(self.text)
+    def error(self) -> Exception:
+        kind = getattr(errors, self.kind, LudusError) if self.kind else RuntimeError
+        error: Exception = kind(self.text)
         return error
 
 
@@ -91,10 +94,10 @@ class Played(NamedTuple):
 
 
 class Over(NamedTuple):
-    """All of the group was played; with a `fault`, that of our own code there, it was not."""
+    """All of the group was played; unless something ended it that is no session's own failure."""
 
     number: int
-    fault: str = ""
+    failed: Failed | None = None
 
 
 class Speak(NamedTuple):
@@ -131,6 +134,18 @@ class End(NamedTuple):
     pass
 
 
+@contextmanager
+def sendable(what: str) -> Iterator[None]:
+    """Names what cannot be pickled."""
+    try:
+        yield
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise EnvironmentFailed(
+            f"{what} cannot be sent between the run and the process that plays its sessions: {describe(error)}. Make it plain data, or "
+            "play them in the run's own process (pipeline.session_processes = 0)"
+        ) from error
+
+
 # ------------------------------------------------------------------------------------------------ this side
 
 
@@ -156,7 +171,7 @@ class SessionsApart:
         """All have begun. `speaker`: who speaks in their sessions, from here."""
         for process in self._processes:
             process.speaker = speaker
-        await asyncio.gather(*(process.ready for process in self._processes))
+        await asyncio.gather(*(asyncio.shield(process.ready) for process in self._processes))
 
     @property
     def activity(self) -> SessionsApart:
@@ -184,7 +199,9 @@ class _Process:
         self._process, self._pipe = process, pipe
         self.speaker: Speaker | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ready.add_done_callback(lambda ready: ready.exception())  # the run may have ended before it asks
+        self.ready.add_done_callback(
+            lambda ready: ready.exception()
+        )  # heard, though the run may have ended before it asks
         self.playing: dict[int, _Playing] = {}
         self._numbers = itertools.count()
         self.doing = Doing({}, [])
@@ -192,18 +209,21 @@ class _Process:
         self._releasing: set[asyncio.Future[None]] = set()
         self._fault: BaseException | None = None
         self._reading = asyncio.create_task(self._read())
+        self._watching = asyncio.create_task(self._watch())
 
     @classmethod
     async def start(cls, setup: Setup) -> Self:
         ours, theirs = socket.socketpair()
+        pipe = await Pipe.over(ours)
         with theirs:
+            with sendable("the run file"):
+                pipe.send(setup)
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "ludus.launch.apart_process", str(theirs.fileno()), pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
                 start_new_session=True,  # a Ctrl-C is for the run, which finishes its step with these still here
             )  # fmt: skip
-        pipe = await Pipe.over(ours)
-        pipe.send(setup)
         return cls(process, pipe)
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
@@ -211,8 +231,9 @@ class _Process:
             raise self._fault
         number, playing = next(self._numbers), _Playing(on_trajectory, asyncio.get_running_loop().create_future())
         self.playing[number] = playing
-        self._pipe.send(Play(number, order))
         try:
+            with sendable(f"task {order.task.id}"):
+                self._pipe.send(Play(number, order))
             await playing.over
         except asyncio.CancelledError:
             self._pipe.send(Cancel(number))
@@ -227,15 +248,30 @@ class _Process:
             async with asyncio.timeout(STOP_S if self.ready.done() else 0):  # else it has nothing to close yet
                 await self._process.wait()
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            pass
+        with suppress(ProcessLookupError):  # it, or what it has started and left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._watching.cancel()
         self._reading.cancel()
         self._break(WorkerLost(f"process {self._process.pid}, which plays sessions of this run, was closed"))
         left: list[asyncio.Future[Any]] = [*self._speaking.values(), *self._releasing]
         for task in left:
             task.cancel()
-        await self._pipe.close()
+        self._pipe.abort()
         await self._process.wait()
+
+    async def _watch(self) -> None:
+        """Not by the end of its messages: what an environment has forked holds the other end open too."""
+        code = await self._process.wait()
+        await asyncio.wait([self._reading], timeout=LAST_WORDS_S)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+        self._break(
+            WorkerLost(
+                f"process {self._process.pid}, which plays sessions of this run, {how}; {len(self.playing)} groups were being played. "
+                "What it said last is above. The run goes on from its last checkpoint with --resume; with pipeline.session_processes "
+                "= 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in others that may die"
+            )
+        )
 
     async def _read(self) -> None:
         try:
@@ -243,15 +279,7 @@ class _Process:
                 for message in await self._pipe.receive():
                     self._take(message)
         except EOFError:
-            code = await self._process.wait()
-            how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
-            self._break(
-                WorkerLost(
-                    f"process {self._process.pid}, which plays sessions of this run, {how}; {len(self.playing)} groups were being played. "
-                    "What it said last is above. The run goes on from its last checkpoint with --resume; with pipeline.session_processes "
-                    "= 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in others that may die"
-                )
-            )
+            return  # `_watch` says why
         except Exception as error:
             self._break(error)  # a message that cannot be read, a recorder that cannot record: not to be lost in a task
 
@@ -271,9 +299,9 @@ class _Process:
                 if (playing := self.playing.get(number)) is not None:  # else it was cancelled meanwhile
                     playing.played.append(trajectory)
                     playing.on_trajectory(trajectory)
-            case Over(number, fault):
+            case Over(number, failed):
                 if (playing := self.playing.get(number)) is not None and not playing.over.done():
-                    playing.over.set_exception(RuntimeError(fault)) if fault else playing.over.set_result(None)
+                    playing.over.set_exception(failed.error()) if failed else playing.over.set_result(None)
             case Doing():
                 self.doing = message
             case Ready():

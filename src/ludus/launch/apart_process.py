@@ -16,9 +16,24 @@ from pathlib import Path
 from typing import Any
 
 from ludus.controller.client import ClientSession
-from ludus.errors import LudusError
+from ludus.errors import LudusError, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.apart import Cancel, Doing, End, Failed, Hush, Over, Play, Played, Ready, Release, Said, Setup, Speak
+from ludus.launch.apart import (
+    Cancel,
+    Doing,
+    End,
+    Failed,
+    Hush,
+    Over,
+    Play,
+    Played,
+    Ready,
+    Release,
+    Said,
+    Setup,
+    Speak,
+    sendable,
+)
 from ludus.launch.pipe import Pipe
 from ludus.launch.places import make_client
 from ludus.models.load import load_tokenizer
@@ -26,7 +41,7 @@ from ludus.rollout.arena import Arena, limits_from
 from ludus.rollout.chat import Chat
 from ludus.rollout.group import Order, PlaysHere
 from ludus.rollout.speaker import Words
-from ludus.types import Completion, Sampling
+from ludus.types import Completion, Sampling, Trajectory
 
 TELL_S = 0.1
 """Between two words about what the sessions are doing."""
@@ -102,12 +117,17 @@ class Stagehand:
         return not isinstance(message, End)
 
     async def _play(self, number: int, order: Order) -> None:
-        fault = ""
+        def tell(played: Trajectory) -> None:
+            with sendable(f"what was played of {order.task.id}"):
+                self._pipe.send(Played(number, played))
+
+        failed = None
         try:
-            await self._player.play(order, on_trajectory=lambda played: self._pipe.send(Played(number, played)))
-        except Exception:  # ours, not the environment's: the run has to hear of it
-            fault = traceback.format_exc()
-        self._pipe.send(Over(number, fault))
+            await self._player.play(order, on_trajectory=tell)
+        except Exception as error:  # no session's own failure: the run has to hear of it
+            first = first_fault(error) if isinstance(error, BaseExceptionGroup) else error
+            failed = Failed.of(first) if isinstance(first, LudusError) else Failed("", traceback.format_exc())
+        self._pipe.send(Over(number, failed))
 
     async def _tell(self) -> None:
         activity = self._player.activity
@@ -146,8 +166,10 @@ async def _play_for(setup: Setup, pipe: Pipe) -> None:
 
 def main() -> None:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    end = socket.socket(fileno=int(sys.argv[1]))
+    end.set_inheritable(False)  # what an environment starts has no business with it
     with suppress(EOFError):
-        asyncio.run(serve(socket.socket(fileno=int(sys.argv[1]))))
+        asyncio.run(serve(end))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from ludus.garbage import rarely_collected
 from ludus.launch.apart import SessionsApart, Setup
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.evaluating import evaluate_policy, held_out
-from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts
+from ludus.launch.parts import Parts, beginning, make_arena, make_embedded_engine, make_parts, patiently
 from ludus.launch.places import address_of_workers
 from ludus.launch.speakers import OtherSpeakers
 from ludus.models.load import device_name, load_model, load_tokenizer
@@ -153,7 +153,7 @@ class _Training:
         speaker = self.speakers.speaker()
         if self.apart is None:
             return PlaysHere(make_arena(self.parts, speaker))
-        await self.apart.ready(speaker)
+        await patiently(self.apart.ready(speaker), what="starting what plays the sessions (pipeline.session_processes)")
         return self.apart
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:

@@ -21,15 +21,16 @@ _AT_ONCE = 2**20
 class Pipe:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._outbox: list[Any] = []
+        self._outbox: list[bytes] = []
 
     @classmethod
     async def over(cls, end: socket.socket) -> Pipe:
         return cls(*await asyncio.open_unix_connection(sock=end, limit=_AT_ONCE))
 
     def send(self, message: Any) -> None:
-        """Waits for nothing. To an end that is gone nothing is sent, and nothing is said about it: `receive` does."""
-        self._outbox.append(message)
+        """Waits for nothing; what cannot be pickled raises here. To an end that is gone nothing is sent, and nothing is said about it:
+        `receive` does."""
+        self._outbox.append(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
         if len(self._outbox) == 1:
             asyncio.get_running_loop().call_soon(self._flush)
 
@@ -37,10 +38,14 @@ class Pipe:
         """The next messages; EOFError when the other end is gone."""
         try:
             size = int.from_bytes(await self._reader.readexactly(_SIZE), "little")
-            messages: list[Any] = pickle.loads(await self._reader.readexactly(size))
+            messages: list[bytes] = pickle.loads(await self._reader.readexactly(size))
         except (asyncio.IncompleteReadError, ConnectionError):
             raise EOFError from None
-        return messages
+        return [pickle.loads(message) for message in messages]
+
+    def abort(self) -> None:
+        """Closes this end; what was not sent yet is not sent."""
+        self._writer.transport.abort()
 
     async def close(self) -> None:
         self._flush()

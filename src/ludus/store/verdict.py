@@ -128,7 +128,7 @@ def _generating(meanwhile: Span, *, waits: str, setting: Setting) -> Verdict:
             f"{waits}, and yet the engine computes only {busy:.0%}: this process's own Python, between engine and environments, is what "
             f"they wait for.{_elsewhere(setting)}",
         )
-    if setting.on_gpu and meanwhile.device < SELDOM * meanwhile.busy:
+    if setting.on_gpu and 0 < meanwhile.device < SELDOM * meanwhile.busy:  # 0: not measured
         return Verdict(
             "host",
             f"{waits}; the engine is busy {busy:.0%}, but waits for its GPU only {meanwhile.device / meanwhile.busy:.0%} of that: this "

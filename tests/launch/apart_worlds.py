@@ -10,10 +10,10 @@ from ludus.types import Tool
 
 
 class Forking(FakeEnvironment):
-    """Leaves a child behind that holds all of its descriptors, as a pool of workers does."""
+    """Leaves a child behind that holds all of its descriptors, and that is waited for before its process ends."""
 
     def open(self, task, *, seed):
-        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True).start()
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,)).start()
         return super().open(task, seed=seed)
 
 

@@ -71,7 +71,7 @@ def setup(tmp_path: Path, model: Path, *, source: str = FAKE, options=None, **se
             **sections,
         }
     )
-    return Setup(config, str(tmp_path), str(model), max_turns={}, workers=None)
+    return Setup(config, tmp_path, str(model), max_turns={}, workers=None)
 
 
 @asynccontextmanager
@@ -204,7 +204,7 @@ def test_a_group_that_is_cancelled_here_ends_there_and_can_be_played_again(tmp_p
                 await asyncio.sleep(0.01)
             while not apart.longest():
                 await asyncio.sleep(0.01)
-            waits, spent = apart.activity.longest(), apart.activity.spent()
+            waits, spent = apart.longest(), apart.spent()
             doomed.cancel()
             while speaker.cancelled < 3:
                 await asyncio.sleep(0.01)
@@ -344,22 +344,26 @@ def test_one_that_has_not_begun_yet_is_not_waited_for(tmp_path, model):
     assert asyncio.run(main()) == [-signal.SIGKILL] * 2
 
 
-def test_none_outlives_a_run_that_is_killed(tmp_path, model):
+def test_none_outlives_a_run_that_is_killed_nor_does_what_they_have_started(tmp_path, model):
     script = tmp_path / "run.py"
     script.write_text(
         textwrap.dedent(
             f"""
             import asyncio
             from pathlib import Path
-            from tests.launch.test_apart import Says, order, pids, setup
+            from tests.launch.test_apart import WORLDS, Says, children_of, order, pids, setup
             from ludus.launch.apart import SessionsApart
 
             async def main():
-                apart = await SessionsApart.start(setup(Path({str(tmp_path)!r}), Path({str(model)!r})), num=2)
-                await apart.ready(Says(never=True))
+                speaker, forking = Says(never=True), f"{{WORLDS}}:Forking"
+                apart = await SessionsApart.start(
+                    setup(Path({str(tmp_path)!r}), Path({str(model)!r}), source=forking), num=2
+                )
+                await apart.ready(speaker)
                 playing = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
-                await asyncio.sleep(0.2)
-                print(*pids(apart), flush=True)
+                while len(speaker.asked) < 3:
+                    await asyncio.sleep(0.01)
+                print(*pids(apart), *(child for pid in pids(apart) for child in children_of(pid)), flush=True)
                 await playing
 
             asyncio.run(main())
@@ -373,5 +377,5 @@ def test_none_outlives_a_run_that_is_killed(tmp_path, model):
     found = [int(pid) for pid in run.stdout.readline().split()]
     run.kill()
     run.wait()
-    assert len(found) == 2
+    assert len(found) >= 5, "two processes, and what three sessions have started"
     wait_until_gone(found)

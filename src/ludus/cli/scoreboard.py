@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -121,7 +122,7 @@ class Scoreboard:
         for result in report.get("environments", ()):
             rates = [number(result.get(key)) for key in ("success", "success_low", "success_high")]
             low, high = (f"{rate:.0%}".rstrip("%") for rate in rates[1:])
-            success = f"{rates[0]:.0%} [{low}, {high}]" if rates[0] == rates[0] else "unknown, nothing was scored,"
+            success = f"{rates[0]:.0%} [{low}, {high}]" if not math.isnan(rates[0]) else "unknown, nothing was scored,"
             self.held_out[result["environment"]] = f"{success} at step {report['step']}"
 
 

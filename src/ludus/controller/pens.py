@@ -26,7 +26,7 @@ from ludus.controller.pen import OpenTask, Propose, Spec, StreamConnection
 from ludus.controller.processes import Keeper, memory_of, obituary
 from ludus.environments.environment import Environment
 from ludus.environments.host import CLOSE_S, Player, draw_player
-from ludus.environments.registry import source_of
+from ludus.environments.registry import search_path, source_of
 from ludus.environments.sandboxing import Declared
 from ludus.errors import (
     ConfigError,
@@ -223,12 +223,11 @@ class PenProcess:
         ours, theirs = socket.socketpair()
         with theirs, border(EnvironmentFailed, f"{self.name}: no process could be started"):
             command = [sys.executable, "-m", "ludus.controller.pen", str(theirs.fileno()), str(os.getpid())]
-            path = os.pathsep.join(path for path in sys.path if path)
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": search_path()},
                 start_new_session=True,  # its own group: what the author's code starts is killed with it
             )
         self._keeper.add(self._process.pid)

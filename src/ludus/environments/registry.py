@@ -79,6 +79,11 @@ def source_of(environment: Environment) -> str:
     return f"{cls.__module__}:{cls.__name__}"
 
 
+def search_path() -> str:
+    """PYTHONPATH of another process that is to find every source that this one finds."""
+    return os.pathsep.join(path for path in sys.path if path)
+
+
 def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:
     """An author's class, or a class or instance that is an Environment already, as an Environment called `name`."""
     if not isinstance(found, type):

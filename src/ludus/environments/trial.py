@@ -19,7 +19,7 @@ from typing import Any
 
 from ludus.environments.environment import Environment
 from ludus.environments.host import Host
-from ludus.environments.registry import find, make
+from ludus.environments.registry import find, make, search_path
 from ludus.errors import EnvironmentFailed, TurnTimeout
 from ludus.types import Action, Observation, Task, ToolCall
 
@@ -121,7 +121,7 @@ def repeat_elsewhere(
     variables = {
         **os.environ,
         "PYTHONHASHSEED": other,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPATH": search_path(),
     }
     command = [sys.executable, "-m", "ludus.environments.trial"]
     try:

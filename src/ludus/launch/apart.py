@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import os
 import pickle
-import signal
 import socket
 import sys
 from array import array
@@ -23,11 +22,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ludus import errors
 from ludus.config import RunConfig
+from ludus.controller.processes import Keeper
+from ludus.environments.registry import search_path
 from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
+from ludus.launch.child import how_ended
 from ludus.launch.pipe import Pipe
 from ludus.rollout.group import OnTrajectory, Order, assembled
 from ludus.rollout.speaker import Speaker, Words
@@ -48,7 +51,7 @@ class Setup:
     """All that a process has to know of the run."""
 
     config: RunConfig
-    folder: str
+    folder: Path
     model_folder: str
     """Whose tokenizer it is."""
     max_turns: Mapping[str, int]
@@ -159,13 +162,14 @@ class _Playing:
 class SessionsApart:
     """A GroupPlayer with processes; each group is played whole by one of them."""
 
-    def __init__(self, processes: Iterable[_Process]) -> None:
-        self._processes = list(processes)
+    def __init__(self, processes: Iterable[_Process], *, keeper: Keeper) -> None:
+        self._processes, self._keeper = list(processes), keeper
 
     @classmethod
     async def start(cls, setup: Setup, *, num: int) -> Self:
         """They begin while the run goes on, which may have a model to load."""
-        return cls([await _Process.start(setup) for _ in range(num)])
+        keeper = Keeper()
+        return cls([await _Process.start(setup, keeper=keeper) for _ in range(num)], keeper=keeper)
 
     async def ready(self, speaker: Speaker) -> None:
         """All have begun. `speaker`: who speaks in their sessions, from here."""
@@ -173,18 +177,14 @@ class SessionsApart:
             process.speaker = speaker
         await asyncio.gather(*(asyncio.shield(process.ready) for process in self._processes))
 
-    @property
-    def activity(self) -> SessionsApart:
-        return self
-
     def spent(self) -> dict[str, float]:
         total: Counter[str] = Counter()
         for process in self._processes:
             total.update(process.doing.spent)
         return dict(total)
 
-    def longest(self, count: int = 3) -> list[str]:
-        return [text for process in self._processes for text in process.doing.longest][:count]
+    def longest(self) -> list[str]:
+        return [text for process in self._processes for text in process.doing.longest]
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
         process = min(self._processes, key=lambda each: len(each.playing))
@@ -192,16 +192,17 @@ class SessionsApart:
 
     async def close(self) -> None:
         await asyncio.gather(*(process.stop() for process in self._processes))
+        self._keeper.close()
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe) -> None:
-        self._process, self._pipe = process, pipe
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, keeper: Keeper) -> None:
+        self._process, self._pipe, self._keeper = process, pipe, keeper
+        keeper.add(process.pid)
         self.speaker: Speaker | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.ready.add_done_callback(
-            lambda ready: ready.exception()
-        )  # heard, though the run may have ended before it asks
+        # heard, though the run may have ended before it asks
+        self.ready.add_done_callback(lambda ready: ready.exception())
         self.playing: dict[int, _Playing] = {}
         self._numbers = itertools.count()
         self.doing = Doing({}, [])
@@ -212,7 +213,7 @@ class _Process:
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
-    async def start(cls, setup: Setup) -> Self:
+    async def start(cls, setup: Setup, *, keeper: Keeper) -> Self:
         ours, theirs = socket.socketpair()
         pipe = await Pipe.over(ours)
         with theirs:
@@ -221,10 +222,10 @@ class _Process:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "ludus.launch.apart_process", str(theirs.fileno()), pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={**os.environ, "PYTHONPATH": search_path()},
                 start_new_session=True,  # a Ctrl-C is for the run, which finishes its step with these still here
             )  # fmt: skip
-        return cls(process, pipe)
+        return cls(process, pipe, keeper=keeper)
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
         if self._fault is not None:
@@ -244,13 +245,10 @@ class _Process:
 
     async def stop(self) -> None:
         self._pipe.send(End())
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(STOP_S if self.ready.done() else 0):  # else it has nothing to close yet
                 await self._process.wait()
-        except TimeoutError:
-            pass
-        with suppress(ProcessLookupError):  # it, or what it has started and left
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._keeper.kill(self._process.pid)  # it, or what it has started and left
         self._watching.cancel()
         self._reading.cancel()
         self._break(WorkerLost(f"process {self._process.pid}, which plays sessions of this run, was closed"))
@@ -263,13 +261,14 @@ class _Process:
     async def _watch(self) -> None:
         """Not by the end of its messages: what an environment has forked holds the other end open too."""
         code = await self._process.wait()
+        self._keeper.kill(self._process.pid)  # what it has started
         await asyncio.wait([self._reading], timeout=LAST_WORDS_S)
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
         self._break(
             WorkerLost(
-                f"process {self._process.pid}, which plays sessions of this run, {how}; {len(self.playing)} groups were being played. "
-                "What it said last is above. The run goes on from its last checkpoint with --resume; with pipeline.session_processes "
-                "= 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in others that may die"
+                f"process {self._process.pid}, which plays sessions of this run, {how_ended(code)}; {len(self.playing)} groups were being "
+                "played. What it said last is above. The run goes on from its last checkpoint with --resume; with "
+                "pipeline.session_processes = 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in "
+                "others that may die"
             )
         )
 

@@ -12,7 +12,6 @@ import traceback
 from array import array
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from ludus.controller.client import ClientSession
@@ -34,11 +33,11 @@ from ludus.launch.apart import (
     Speak,
     sendable,
 )
+from ludus.launch.parts import make_chat
 from ludus.launch.pipe import Pipe
 from ludus.launch.places import make_client
 from ludus.models.load import load_tokenizer
 from ludus.rollout.arena import Arena, limits_from
-from ludus.rollout.chat import Chat
 from ludus.rollout.group import Order, PlaysHere
 from ludus.rollout.speaker import Words
 from ludus.types import Completion, Sampling, Trajectory
@@ -130,10 +129,9 @@ class Stagehand:
         self._pipe.send(Over(number, failed))
 
     async def _tell(self) -> None:
-        activity = self._player.activity
         while True:
             await asyncio.sleep(TELL_S)
-            self._pipe.send(Doing(activity.spent(), activity.longest()))
+            self._pipe.send(Doing(self._player.spent(), self._player.longest()))
 
 
 async def serve(end: socket.socket) -> None:
@@ -151,10 +149,9 @@ async def serve(end: socket.socket) -> None:
 
 async def _play_for(setup: Setup, pipe: Pipe) -> None:
     config = setup.config
-    client = await make_client(config, folder=Path(setup.folder), workers=setup.workers)
+    client = await make_client(config, folder=setup.folder, workers=setup.workers)
     try:
-        tokenizer = load_tokenizer(setup.model_folder)
-        chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
+        chat = make_chat(config, load_tokenizer(setup.model_folder))
         speaker = FarSpeaker(pipe, sends_words=bool(config.speakers.outside))
         arena = Arena(client, speaker, chat, limits_from(config), max_turns=setup.max_turns)
         pipe.send(Ready())

@@ -77,13 +77,7 @@ class Child:
     def last_words(self) -> str:
         """How it ended and what it said last, for a message."""
         code = None if self._process is None else self._process.returncode
-        how = (
-            "is still running"
-            if code is None
-            else f"ended with status {code}"
-            if code >= 0
-            else f"was killed by signal {-code}"
-        )
+        how = "is still running" if code is None else how_ended(code)
         lines = self.said().strip().splitlines()[-LAST_LINES:]
         return "\n  ".join(
             [f"{self.name} {how}" + (f"; it said last ({self.log}):" if lines else " and said nothing"), *lines]
@@ -107,3 +101,7 @@ class Child:
     def _signal(self, number: int, *, group: bool = False) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, number) if group else os.kill(self.pid, number)
+
+
+def how_ended(code: int) -> str:
+    return f"ended with status {code}" if code >= 0 else f"was killed by signal {-code}"

@@ -34,6 +34,7 @@ from ludus.engines.engine import Engine
 from ludus.engines.wire import KEY
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
 from ludus.launch.devices import devices_of, engine_config
+from ludus.launch.parts import make_chat
 from ludus.models.load import load_model, load_tokenizer, resolve_dtype
 from ludus.rollout.chat import Chat
 from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
@@ -186,7 +187,7 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     listener = _bound(host, port)
     tokenizer = load_tokenizer(folder)
     model = load_model(folder, device=device, dtype=resolve_dtype(config.model.dtype, device=device))
-    chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
+    chat = make_chat(config, tokenizer)
     max_tokens = config.rollout.max_tokens
     alone = engine_config(config, devices=devices, trains=False)
     engine = EmbeddedEngine(model, channel=MemoryChannel(), config=alone, max_tokens=max_tokens)

@@ -224,7 +224,7 @@ async def _sessions_apart(parts: Parts, *, folder: Path) -> SessionsApart | None
         return None
     setup = Setup(
         config=parts.config,
-        folder=str(folder),
+        folder=folder,
         model_folder=parts.model_folder,
         max_turns=parts.max_turns,
         workers=address_of_workers(parts.client),

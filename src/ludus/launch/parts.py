@@ -119,7 +119,7 @@ async def _parts_on(stage: Stage, *, folder: Path) -> Parts:
         corpus = [text[:max_chars] async for text in _corpus(client, environments)]
         model_folder = str(make_tiny(folder / "tiny", corpus=corpus, seed=config.seed))
     tokenizer = load_tokenizer(model_folder)
-    chat = Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
+    chat = make_chat(config, tokenizer)
     dtype = resolve_dtype(config.model.dtype, device=devices.engine)
     for observation in stage.first.values():
         chat.check_tools(observation.tools or ())
@@ -137,6 +137,10 @@ def beginning(folder: RunFolder) -> Iterator[None]:
         if folder.resumed_at is None:
             folder.config_file.unlink(missing_ok=True)
         raise
+
+
+def make_chat(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
+    return Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
 
 
 def make_arena(stage: Stage, speaker: Speaker | TextSpeaker, *, temperature: float | None = None) -> Arena:

@@ -178,7 +178,7 @@ class Loop:
             self.recorder.timeline,
             totals={
                 "trainer": self._ledger.spent,
-                "sessions": self.player.activity.spent,
+                "sessions": self.player.spent,
                 "engine": lambda: engine(level=False),
             },
             levels={
@@ -430,7 +430,7 @@ class Loop:
             await asyncio.sleep(STALL_S / 4)
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
-                waiting = self.player.activity.longest() or ["the trainer: every session has finished"]
+                waiting = self.player.longest() or ["the trainer: every session has finished"]
                 playing = len(self.buffer.playing)
                 text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; waited for longest: {'; '.join(waiting)}"
                 self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=waiting, text=text)

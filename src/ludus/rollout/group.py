@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ludus.rollout.arena import Activity, Arena
+from ludus.rollout.arena import Arena
 from ludus.rollout.play import Attempt, play
 from ludus.seeds import derive
 from ludus.types import Group, Task, Trajectory
@@ -30,30 +30,20 @@ class Order:
     """Where it differs from what the environment has otherwise."""
 
 
-class Waits(Protocol):
-    """See Activity."""
+class GroupPlayer(Protocol):
+    """Plays groups, in this process or in others. What its sessions wait for: see Activity."""
+
+    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group: ...
 
     def spent(self) -> dict[str, float]: ...
 
-    def longest(self, count: int = 3) -> list[str]: ...
-
-
-class GroupPlayer(Protocol):
-    """Plays groups, in this process or in others."""
-
-    @property
-    def activity(self) -> Waits: ...
-
-    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group: ...
+    def longest(self) -> list[str]: ...
 
 
 class PlaysHere:
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-
-    @property
-    def activity(self) -> Activity:
-        return self._arena.activity
+        self.spent, self.longest = arena.activity.spent, arena.activity.longest
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
         arena, environment = self._arena, order.task.environment

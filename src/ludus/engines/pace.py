@@ -1,7 +1,7 @@
 """How many tokens a GPU draws in a row before the host looks. Promise: few while the device is what is waited for, so that the end of a
 sequence is heard of soon; more when the host is, which then has less to do per token.
 
-In a training run sessions and trainer share the host's interpreter with the engine, and it is the slower of the two.
+In a training run the trainer, and sessions that have no process of their own, share the host's interpreter with the engine.
 """
 
 from __future__ import annotations

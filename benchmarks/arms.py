@@ -90,7 +90,7 @@ def _quietly() -> Iterator[None]:
     """Nothing is changed for good: whoever measures may do something else in the same process."""
     import torch
 
-    from ludus.launch import local
+    from ludus.launch import train as local
     from ludus.pipeline import loop
 
     torch.set_num_threads(1)
@@ -105,11 +105,11 @@ def _quietly() -> Iterator[None]:
 @_quietly()
 def warm_up(case: Case, *, folder: Path) -> str:
     """A model of two layers that has watched a player who errs; the folder it was exported to."""
-    from ludus.controller.local import LocalClient
+    from ludus.controller.client.local import LocalClient
     from ludus.environments import registry
-    from ludus.launch import cloning
-    from ludus.launch.parts import _corpus
-    from ludus.models.tiny import make_tiny
+    from ludus.launch import clone as cloning
+    from ludus.launch.context import _corpus
+    from ludus.models.loading.tiny import make_tiny
 
     async def said() -> list[str]:
         worlds = [
@@ -133,7 +133,7 @@ def warm_up(case: Case, *, folder: Path) -> str:
 @_quietly()
 def run(case: Case, sections: Sections, *, seed: int, budget: int, model: str) -> dict[str, float]:
     """One arm with one seed: `success` (and per environment `success/NAME`), `states`, and what was spent."""
-    from ludus.launch import local
+    from ludus.launch import train as local
 
     meter, began = Meter(case.unit, budget=budget), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ludus-arms-") as folder:
@@ -146,7 +146,7 @@ def run(case: Case, sections: Sections, *, seed: int, budget: int, model: str) -
 
 def held_out(case: Case, *, folder: Path, model: str) -> dict[str, float]:
     """Success on held-out tasks, with the environment's own limit on turns and the current policy alone."""
-    from ludus.launch.evaluating import evaluate_model
+    from ludus.launch.evaluate import evaluate_model
 
     config = run_config(case, folder=folder, model=model, name="held-out", seed=0, sections={})
     report = asyncio.run(evaluate_model(config))

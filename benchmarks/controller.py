@@ -34,7 +34,7 @@ from typing import Any, Protocol
 import aiohttp
 from pydantic import BaseModel
 
-from ludus.controller.remote import RemoteClient, RemoteSession
+from ludus.controller.client.remote import RemoteClient, RemoteSession
 from ludus.types import Action, Message, Observation, Task
 
 CONCURRENT = (1, 100, 1000)

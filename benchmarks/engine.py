@@ -28,8 +28,8 @@ from transformers import PreTrainedModel
 from ludus.config import EngineConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError
-from ludus.models.load import load_model
-from ludus.models.tiny import make_tiny
+from ludus.models.loading.load import load_model
+from ludus.models.loading.tiny import make_tiny
 from ludus.types import Sampling
 from ludus.weights.memory import MemoryChannel
 

@@ -34,11 +34,11 @@ import torch
 
 from ludus.config import RunConfig, parse_config
 from ludus.environments import registry
-from ludus.launch.cloning import sft
-from ludus.launch.local import train
-from ludus.store.profile import make_profile, setting_of
+from ludus.launch.clone import sft
+from ludus.launch.train import train
+from ludus.reports.profile import make_profile, setting_of
+from ludus.reports.timeline import spans
 from ludus.store.run_folder import RunFolder
-from ludus.store.timeline import spans
 from ludus.types import Action, Observation, Task
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -167,10 +167,10 @@ def make_shape(folder: Path, *, device: str) -> str:
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
     from engine_cuda import SHAPES, VOCABULARY
-    from ludus.controller.local import LocalClient
-    from ludus.launch.parts import _corpus
-    from ludus.models.save import save_model
-    from ludus.models.tiny import make_tiny_tokenizer
+    from ludus.controller.client.local import LocalClient
+    from ludus.launch.context import _corpus
+    from ludus.models.loading.save import save_model
+    from ludus.models.loading.tiny import make_tiny_tokenizer
 
     async def corpus() -> list[str]:
         client = LocalClient([registry.make("textcraft", options={"depths": DEPTHS, "max_turns": TURNS})])

@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import LoraConfig, TrainerConfig
-from ludus.models.tree_attention import Tree
+from ludus.models.attention.tree import Tree
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import cast_weights
 from ludus.trainer.pack import row_ids, subtree_ends, trie

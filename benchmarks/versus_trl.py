@@ -30,11 +30,11 @@ from typing import Any
 import torch
 
 from ludus.config import RunConfig, parse_config
-from ludus.launch.cloning import sequences_of, solver_trajectories
-from ludus.launch.local import train
-from ludus.launch.parts import make_parts
-from ludus.models.load import load_model, load_tokenizer
-from ludus.models.save import save_model
+from ludus.launch.clone import sequences_of, solver_trajectories
+from ludus.launch.context import make_parts
+from ludus.launch.train import train
+from ludus.models.loading.load import load_model, load_tokenizer
+from ludus.models.loading.save import save_model
 from ludus.trainer.sft import clone
 from ludus.types import Action, Message, Observation, Trajectory, Turn
 from ludus.worlds.guess import Guess

@@ -36,7 +36,7 @@ from typing import Any
 
 BEGAN = time.perf_counter()
 
-from ludus.controller.remote import RemoteClient  # noqa: E402
+from ludus.controller.client.remote import RemoteClient  # noqa: E402
 from ludus.environments import make  # noqa: E402
 from ludus.environments.registry import BUILT_IN  # noqa: E402
 from ludus.errors import LudusError  # noqa: E402

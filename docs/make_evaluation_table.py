@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.evaluation.page import evaluation_table
-from ludus.models.known import KNOWN
+from ludus.models.loading.known import KNOWN
 
 LUDUS = [sys.executable, "-c", "from ludus.cli.main import main; main()"]
 MARKERS = re.compile(r"(<!-- evaluation:table -->\n).*?(<!-- /evaluation:table -->)", re.DOTALL)

@@ -24,7 +24,7 @@ LARGEST, MAX_TURNS, MAX_TURN_TOKENS = 20, 4, 2
 GROUP_SIZE, GROUPS_PER_STEP, MAX_STALENESS = 8, 16, 1
 CLONING_LR, LR, MAX_GRAD_NORM, IMPORTANCE_CAP = 3e-3, 2e-3, 1.0, 2.0
 
-# ------------------------------------------------------------------------------------------------ words: models/tiny.py
+# ------------------------------------------------------------------------------------------------ words: models/loading/tiny.py
 
 END = "<end>"
 WORDS = [END, "to", "found", "invalid", *map(str, range(1, LARGEST + 1))]
@@ -221,7 +221,7 @@ def train(model: LlamaForCausalLM, tasks: list[Task], *, steps: int, rng: random
             print(f"step {step + 1:3d}  success {sum(t.reward for t in played) / len(played):.2f}", flush=True)
 
 
-# ------------------------------------------------------------------------------------------------ the run: evaluation/, launch/local.py
+# ------------------------------------------------------------------------------------------------ the run: evaluation/, launch/train.py
 
 
 def success(model: LlamaForCausalLM, tasks: list[Task]) -> str:

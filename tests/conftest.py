@@ -15,7 +15,7 @@ settings.load_profile("ludus")
 def blank_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers of width 64, untrained, with a tokenizer trained on what is said in the world `guess`."""
     from ludus.environments import registry
-    from ludus.models.tiny import make_tiny
+    from ludus.models.loading.tiny import make_tiny
     from tests.e2e.runs import GUESS, corpus_of
 
     corpus = corpus_of(registry.make("guess", options=GUESS))
@@ -28,7 +28,7 @@ def small_model(blank_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The same, after it has watched a mediocre player: it calls the tool, and wins sometimes."""
     import asyncio
 
-    from ludus.launch.cloning import sft
+    from ludus.launch.clone import sft
     from tests.e2e.runs import make_config
 
     settings = {"mistakes": 0.5, "num_trajectories": 64, "steps": 40, "batch_tokens": 1024, "lr": 1e-2}

@@ -5,33 +5,39 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "learning", "playing", "seeds", "garbage", "__init__"}
+ROOT = {"types", "errors", "config", "seeds", "garbage", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
+    "wire": set(),
+    "processes": set(),
     "environments": set(),
     "algorithms": set(),
     "models": set(),
     "weights": set(),
-    "store": set(),
+    "store": {"trackers"},
+    "trackers": {"store.lines"},
     "sandboxes": set(),
+    "reports": {"store"},
+    "hosting": {"environments", "sandboxes", "wire", "processes"},
+    "checks": {"environments", "hosting", "sandboxes"},
     "worlds": {"environments", "sandboxes"},
     "adapters": {"environments", "sandboxes"},
-    "controller": {"environments", "sandboxes"},
-    "engines": {"models", "weights"},
+    "controller": {"environments", "sandboxes", "hosting", "wire", "processes"},
+    "engines": {"models", "weights", "wire"},
     "trainer": {"models", "weights", "algorithms"},
-    "rollout": {"controller.client", "engines.engine"},  # the protocols, never what implements them
-    "pipeline": {"rollout", "algorithms", "store", "engines.engine", "controller.client"},
-    "evaluation": {"rollout", "store"},
+    "rollout": {"controller.client.client", "engines.engine"},  # the protocols, never what implements them
+    "pipeline": {
+        "rollout", "algorithms", "store", "reports.curves", "engines.engine", "controller.client.client",
+    },
+    "evaluation": {"rollout", "store", "reports"},
     "launch": {
         "environments", "algorithms", "models", "weights", "store", "sandboxes", "worlds", "controller", "engines", "trainer",
-        "rollout", "pipeline", "evaluation",
+        "rollout", "pipeline", "evaluation", "wire", "processes", "hosting", "reports", "trackers",
     },
     "cli": {"*"},
     "types": set(),
     "errors": set(),
     "config": set(),
-    "learning": set(),
-    "playing": set(),
     "seeds": set(),
     "garbage": set(),
     "__init__": set(),
@@ -42,8 +48,10 @@ MUST_NEVER_SEE = {
     "types": TORCH | HTTP | {"pydantic"},
     "errors": TORCH | HTTP | {"numpy", "pydantic"},
     "config": TORCH | HTTP | {"numpy"},
-    "learning": TORCH | HTTP | {"numpy"},
-    "playing": TORCH | HTTP | {"numpy"},
+    "wire": TORCH,
+    "processes": TORCH | HTTP,
+    "hosting": TORCH | HTTP,
+    "checks": TORCH | HTTP,
     "environments": TORCH | HTTP,
     "worlds": TORCH,
     "adapters": TORCH,

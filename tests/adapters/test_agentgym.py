@@ -11,8 +11,8 @@ from ludus.adapters.agentgym import reading
 from ludus.adapters.agentgym.families import FAMILIES
 from ludus.adapters.agentgym.splits import SPLITS, VARIATIONS, choose, read_ids
 from ludus.environments import make
-from ludus.environments.host import Host
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting.host import Host
 from ludus.types import Action
 from tests.adapters.agentgym_server import CLOSING, FakeServer
 from tests.adapters.serving import serving
@@ -332,7 +332,7 @@ def test_a_server_of_another_version_that_cannot_close_is_told_apart():
 
 
 def test_a_close_that_takes_long_is_finished_after_its_caller_has_left(monkeypatch):
-    monkeypatch.setattr("ludus.environments.host.CLOSE_S", 0.05)
+    monkeypatch.setattr("ludus.hosting.host.CLOSE_S", 0.05)
     server = FakeServer("textcraft")
 
     may_close = threading.Event()

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.adapters.gymnasium import without_colours
-from ludus.environments import check, make
-from ludus.environments.host import Host
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting.host import Host
 from ludus.types import Action, ToolCall
 from tests.adapters import worlds
 

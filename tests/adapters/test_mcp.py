@@ -21,8 +21,8 @@ from starlette.routing import Route
 from ludus.adapters.mcp import Called, Played, same_answer
 from ludus.adapters.mcp_wire import Lines
 from ludus.environments import make
-from ludus.environments.host import Host
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting.host import Host
 from ludus.sandboxes import detect
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, ToolCall

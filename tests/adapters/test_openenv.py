@@ -11,8 +11,8 @@ import pytest
 
 from ludus.adapters.openenv import manner_of
 from ludus.environments import make
-from ludus.environments.host import Host
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting.host import Host
 from ludus.types import Action, ToolCall
 from tests.adapters.openenv_server import NEVER, SCHEMAS, FakeOpenEnv, error, observation
 from tests.adapters.serving import serving

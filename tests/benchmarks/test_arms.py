@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -39,7 +40,7 @@ def small_case(arms: ModuleType):
 
 
 def test_a_run_plays_exactly_its_budget_trains_all_of_it_and_changes_nothing_for_good(arms, tmp_path):
-    from ludus.launch import local
+    from ludus.launch import train as local
     from ludus.pipeline import loop
 
     settings = local.write_report, loop.MAX_EMPTY_BATCHES

@@ -148,7 +148,7 @@ class Plane:
     def inner(self, victim: Victim) -> list[int]:
         """Processes that workers started: pens, or all that belongs to a sandbox, in the order of their pids."""
         ours = [pid for name in HOSTED if name in self.running for pid in descendants(self.running[name].pid)]
-        pens = [pid for pid in ours if "ludus.controller.pen" in words_of(pid)]
+        pens = [pid for pid in ours if "ludus.hosting.session_process" in words_of(pid)]
         if victim == "pen":
             return sorted(pens)
         holders = [pid for pid in ours if any(word.endswith("holder.py") for word in words_of(pid))]

@@ -19,9 +19,9 @@ from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ludus.controller.pen import die_with
-from ludus.controller.remote import RemoteClient
+from ludus.controller.client.remote import RemoteClient
 from ludus.errors import LudusError
+from ludus.hosting.session_process import die_with
 from ludus.types import Action, Task
 from tests.chaos.worlds import NAMES
 

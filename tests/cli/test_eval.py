@@ -16,7 +16,7 @@ WORLD = "tests.launch.chat_stub:Successor"
 def _alone(monkeypatch, tmp_path):
     """In an empty folder, and quick to give an endpoint up."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
+    monkeypatch.setattr("ludus.engines.http.BACKOFF_S", 0.001)
 
 
 def knows_all(body):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.store.profile import profile
-from ludus.store.timeline import merged, spans
+from ludus.reports.profile import profile
+from ludus.reports.timeline import merged, spans
 from tests.e2e.runs import FAKE, make_config, run
 
 

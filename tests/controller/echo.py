@@ -9,8 +9,7 @@ from typing import Any
 
 from websockets.asyncio.server import Server, serve
 
-from ludus.controller.link import Endpoint, Link
-from ludus.controller.protocol import (
+from ludus.controller.records import (
     Act,
     AskTasks,
     Close,
@@ -26,6 +25,7 @@ from ludus.controller.protocol import (
 )
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
+from ludus.wire.connection import Endpoint, Link
 from tests.ports import free_port
 
 TASK = Task("echo/train/0", "echo", "train", {})

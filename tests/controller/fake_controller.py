@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
-from ludus.controller.link import Endpoint, Link
-from ludus.controller.protocol import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
+from ludus.controller.records import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
 from ludus.types import Action, Observation, Task
+from ludus.wire.connection import Endpoint, Link
 from tests.ports import free_port
 
 

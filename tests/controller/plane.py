@@ -6,8 +6,7 @@ import time
 
 from websockets.asyncio.client import connect
 
-from ludus.controller.link import Endpoint, Link
-from ludus.controller.protocol import (
+from ludus.controller.records import (
     Act,
     AskTasks,
     Close,
@@ -25,10 +24,11 @@ from ludus.controller.protocol import (
     Solve,
     Start,
 )
-from ludus.controller.server import Settings
-from ludus.controller.serving import serving
+from ludus.controller.service.server import Settings
+from ludus.controller.service.serving import serving
 from ludus.errors import EnvironmentFailed
 from ludus.types import Action, Message, Observation, Task
+from ludus.wire.connection import Endpoint, Link
 
 
 def run(test, *, limit_s=180):

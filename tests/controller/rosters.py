@@ -2,8 +2,8 @@
 
 import itertools
 
-from ludus.controller.roster import Place, Roster, Seat
-from ludus.controller.waiting import Ask
+from ludus.controller.service.roster import Place, Roster, Seat
+from ludus.controller.service.waiting import Ask
 
 HEARTBEAT_S = 5.0
 numbers = itertools.count()

@@ -6,8 +6,8 @@ import httpx
 import msgspec
 import pytest
 
-from ludus.controller.api import make_app
-from ludus.controller.server import Controller, Settings
+from ludus.controller.service.api import make_app
+from ludus.controller.service.server import Controller, Settings
 from tests.controller.plane import FakeWorker, controller, plane, run, settle, stop_time, task, until
 
 TOKENS = "ann token-a\nbob token-b\nold token-o 2020-01-01\ncluster token-c 2999-12-31T00:00+00:00\n"

@@ -9,8 +9,8 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
 
-from ludus.controller.api import make_app
-from ludus.controller.server import Controller, Settings
+from ludus.controller.service.api import make_app
+from ludus.controller.service.server import Controller, Settings
 from tests.controller.plane import plane, settle, wish
 
 description = schemathesis.openapi.from_dict(make_app(Controller(Settings())).openapi())

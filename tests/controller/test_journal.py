@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from ludus.controller.journal import FILE, Journal, Row
-from ludus.controller.waiting import Ask
+from ludus.controller.service.journal import FILE, Journal, Row
+from ludus.controller.service.waiting import Ask
 from ludus.errors import ControllerFailed
 
 

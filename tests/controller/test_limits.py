@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.controller.limits import Rates
+from ludus.controller.service.limits import Rates
 from ludus.errors import ControllerFailed
 
 

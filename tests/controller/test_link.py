@@ -4,8 +4,8 @@ import asyncio
 import gc
 import warnings
 
-from ludus.controller.link import Endpoint, Link
-from ludus.controller.protocol import encode
+from ludus.wire.codec import encode
+from ludus.wire.connection import Endpoint, Link
 
 
 class Silent:

@@ -6,10 +6,11 @@ import threading
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.environments import host, make, wrap
+from ludus.controller.client.local import LocalClient
+from ludus.environments import make, wrap
 from ludus.environments.fake import FakeEnvironment
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting import host
 from ludus.types import Action, Observation
 from tests.environments.authored import Adder, AsyncAdder
 
@@ -296,7 +297,7 @@ def test_closing_the_client_closes_its_sessions():
 def test_a_hanging_environment_does_not_keep_the_process_alive():
     program = (
         "import asyncio\n"
-        "from ludus.controller.local import LocalClient\n"
+        "from ludus.controller.client.local import LocalClient\n"
         "from ludus.environments.fake import FakeEnvironment\n"
         "async def main():\n"
         "    client = LocalClient([FakeEnvironment(fault='hang', fault_in='start')])\n"

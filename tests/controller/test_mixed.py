@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.controller.mixed import MixedClient
+from ludus.controller.client.local import LocalClient
+from ludus.controller.client.mixed import MixedClient
 from ludus.environments.fake import FakeEnvironment
 from ludus.errors import ConfigError
 

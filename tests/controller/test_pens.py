@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.controller.pens import PenLimits
+from ludus.controller.client.local import LocalClient
 from ludus.environments import wrap
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
+from ludus.hosting.process_pool import PenLimits
 from ludus.types import Action
 from tests.controller.penned import AsyncPenned, Penned, Unmade, alive, ends
 from tests.controller.plane import until
@@ -118,7 +118,7 @@ def test_a_pen_that_has_grown_is_replaced_after_its_session():
 
 
 def test_a_pen_that_grows_without_end_is_killed_in_its_session(monkeypatch):
-    monkeypatch.setattr("ludus.controller.pens._LOOK_S", 0.05)
+    monkeypatch.setattr("ludus.hosting.process_pool._LOOK_S", 0.05)
 
     async def play(client):
         session, pid = await opened(client)
@@ -199,7 +199,7 @@ def test_sessions_beyond_the_number_of_pens_wait_and_their_clock_does_not_run():
 def test_an_open_that_takes_too_long_is_a_turn_timeout(monkeypatch):
     async def play(client):
         (task, *_) = await client.tasks("penned", "train")
-        monkeypatch.setattr("ludus.controller.pens.PenProcess.call", lambda *_, **__: asyncio.sleep(60))
+        monkeypatch.setattr("ludus.hosting.process_pool.PenProcess.call", lambda *_, **__: asyncio.sleep(60))
         with pytest.raises(TurnTimeout, match=r"open exceeded 0\.05 s"):
             await client.open(task, seed=0, timeout_s=0.05)
 
@@ -235,7 +235,7 @@ def test_a_process_that_dies_while_it_is_made_says_so():
 
 HOLDER = """
 import asyncio, sys
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.environments import wrap
 from ludus.types import Action
 from tests.controller.penned import {author}

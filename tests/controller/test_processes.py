@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from ludus.controller.processes import Keeper
+from ludus.processes.supervisor import Keeper
 
 
 def test_a_group_is_killed_once_for_its_number_may_be_somebody_elses_later(monkeypatch):

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ludus.controller import line as line_module
-from ludus.controller import remote
-from ludus.controller.remote import RemoteClient
-from ludus.environments.host import draw_player
+from ludus.controller.client.client import remote
+from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
+from ludus.hosting.host import draw_player
 from ludus.types import Action
+from ludus.wire import reconnect as line_module
 from tests.controller.echo import TASK, plane
 
 
@@ -364,7 +364,7 @@ def test_a_refused_token_is_told_with_the_next_move_and_not_tried_again(token, g
 
 
 def test_what_is_too_large_to_send_is_refused_and_nobody_else_notices(monkeypatch):
-    monkeypatch.setattr("ludus.controller.link.MAX_BODY_BYTES", 10_000)
+    monkeypatch.setattr("ludus.wire.connection.MAX_BODY_BYTES", 10_000)
 
     async def scenario(client, controller, worker):
         loud, quiet = await client.open(TASK, seed=0), await client.open(TASK, seed=0)

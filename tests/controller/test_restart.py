@@ -10,7 +10,7 @@ import sys
 import httpx
 import pytest
 
-from ludus.controller.remote import RemoteClient
+from ludus.controller.client.remote import RemoteClient
 from ludus.errors import WorkerLost
 from tests.controller.plane import until
 from tests.ports import free_port

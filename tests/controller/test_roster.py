@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.controller.roster import Again, End, Place, Refuse
-from ludus.controller.waiting import Waiting
+from ludus.controller.service.roster import Again, End, Place, Refuse
+from ludus.controller.service.waiting import Waiting
 from tests.controller.rosters import ask, opened, roster_with, seat
 
 

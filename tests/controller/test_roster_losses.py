@@ -2,7 +2,7 @@
 
 import pytest
 
-from ludus.controller.roster import Again, End, Expire, Found, Lose, Place, Roster
+from ludus.controller.service.roster import Again, End, Expire, Found, Lose, Place, Roster
 from ludus.errors import ControllerFailed, WorkerLost
 from tests.controller.rosters import HEARTBEAT_S, ask, opened, roster_with, seat
 

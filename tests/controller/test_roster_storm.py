@@ -4,7 +4,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from ludus.controller.roster import Again, End, Expire, Found, Lose, Place, Refuse, Roster
+from ludus.controller.service.roster import Again, End, Expire, Found, Lose, Place, Refuse, Roster
 from tests.controller.rosters import HEARTBEAT_S, ask, seat
 
 ENVIRONMENTS = ["a", "b"]

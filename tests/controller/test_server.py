@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ludus.controller.protocol import AskTasks, Close, Described, Renew, Renewed, Solve, Withdraw
+from ludus.controller.records import AskTasks, Close, Described, Renew, Renewed, Solve, Withdraw
 from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
 from tests.controller.plane import FakeClient, FakeWorker, controller, plane, run, until, wish

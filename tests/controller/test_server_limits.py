@@ -7,9 +7,10 @@ import time
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ludus.controller.protocol import MAX_FRAME_BYTES, Close, Open, Opened
-from ludus.controller.server import Settings
+from ludus.controller.records import Close, Open, Opened
+from ludus.controller.service.server import Settings
 from ludus.errors import ConfigError, ControllerFailed
+from ludus.wire.codec import MAX_FRAME_BYTES
 from tests.controller.plane import controller, dial, plane, run, stop_time, until, wish
 
 

@@ -5,9 +5,9 @@ import asyncio
 import httpx
 import pytest
 
-from ludus.controller import serving
-from ludus.controller.protocol import Described, Ended, Register
-from ludus.controller.server import TICK_S
+from ludus.controller.records import Described, Ended, Register
+from ludus.controller.service import serving
+from ludus.controller.service.server import TICK_S
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.types import Observation
 from tests.controller.plane import FakeClient, FakeWorker, controller, dial, pass_time, plane, run, until

@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.controller.protocol import Act, Close, Open, OpenHere, Renew, Solve, Start
-from ludus.controller.sessions import Sessions
+from ludus.controller.client.local import LocalClient
+from ludus.controller.records import Act, Close, Open, OpenHere, Renew, Solve, Start
+from ludus.controller.worker.sessions import Sessions
 from ludus.environments import wrap
 from ludus.environments.fake import FakeEnvironment
 from ludus.errors import ControllerFailed, EnvironmentFailed, TurnTimeout
@@ -341,7 +341,7 @@ def test_a_turn_out_of_time_is_really_stopped_and_the_session_waits_to_be_closed
 
 
 def test_a_broken_session_that_its_client_does_not_close_is_closed(monkeypatch):
-    monkeypatch.setattr("ludus.controller.sessions.BROKEN_S", 0.05)
+    monkeypatch.setattr("ludus.controller.worker.sessions.BROKEN_S", 0.05)
 
     async def scene_of(scene):
         await scene.started(timeout_s=1.0)
@@ -359,7 +359,7 @@ def test_a_broken_session_that_its_client_does_not_close_is_closed(monkeypatch):
 
 
 def test_a_session_out_of_time_is_stopped_in_the_middle_of_its_act(monkeypatch):
-    monkeypatch.setattr("ludus.controller.sessions.BROKEN_S", 0.05)
+    monkeypatch.setattr("ludus.controller.worker.sessions.BROKEN_S", 0.05)
     text = make_text_environment()
 
     async def scene_of(scene):

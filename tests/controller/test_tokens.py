@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ludus.controller.tokens import Tokens, is_loopback
+from ludus.controller.service.access import Tokens, is_loopback
 from ludus.errors import ConfigError, ControllerFailed
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC)

@@ -10,13 +10,13 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from ludus.controller import worker as workers
-from ludus.controller.pens import PenLimits
-from ludus.controller.protocol import AskTasks, Close, Drain, Renew, Renewed, Solve, Start
-from ludus.controller.worker import Worker
+from ludus.controller.records import AskTasks, Close, Drain, Renew, Renewed, Solve, Start
+from ludus.controller.worker import worker as workers
+from ludus.controller.worker.worker import Worker
 from ludus.environments import wrap
 from ludus.environments.fake import FakeEnvironment, FakeSession
 from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
+from ludus.hosting.process_pool import PenLimits
 from ludus.types import Action, Observation, Task
 from tests.controller.fake_controller import FakeController, act, linked, start
 from tests.controller.penned import Penned, ends

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ludus.controller.protocol import Close
+from ludus.controller.records import Close
 from ludus.errors import EnvironmentFailed, WorkerLost
 from tests.controller.fake_controller import FakeController, act, linked, start
 from tests.controller.penned import alive, ends

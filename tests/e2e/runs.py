@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ludus.config import RunConfig, parse_config
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.environments.environment import Environment
-from ludus.launch.local import train
-from ludus.launch.parts import _corpus
+from ludus.launch.context import _corpus
+from ludus.launch.train import train
 from ludus.store.run_folder import RunFolder
 
 GUESS = {"numbers": 3, "largest": 5, "max_turns": 2}

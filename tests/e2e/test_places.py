@@ -13,9 +13,9 @@ import pytest
 from safetensors.torch import load_file
 
 from ludus.config import parse_config
-from ludus.launch import parts
-from ludus.launch.cloning import sft
-from ludus.models.tiny import make_tiny
+from ludus.launch import context as parts
+from ludus.launch.clone import sft
+from ludus.models.loading.tiny import make_tiny
 from ludus.store.run_folder import RunFolder
 from ludus.types import Trajectory
 from tests.e2e.runs import run

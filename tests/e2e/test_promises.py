@@ -19,10 +19,10 @@ from ludus.algorithms import make_algorithm
 from ludus.config import dump_config, load_config
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError, EngineFailed
-from ludus.launch import local
-from ludus.launch.local import train
-from ludus.launch.parts import make_arena, make_embedded_engine, make_parts
-from ludus.models.load import load_model, load_tokenizer
+from ludus.launch import train as local
+from ludus.launch.context import make_arena, make_embedded_engine, make_parts
+from ludus.launch.train import train
+from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.rollout.chat import Chat
 from ludus.rollout.group import Order, play_group
@@ -354,7 +354,7 @@ def test_promise_8_a_start_that_was_refused_can_be_tried_again_under_the_same_na
 ELSEWHERE = """
 import sys
 from ludus.config import load_config
-from ludus.launch import local
+from ludus.launch import train as local
 from tests.e2e.runs import run
 local.write_report = lambda folder: folder.report_file
 run(load_config(sys.argv[1]))

@@ -1,4 +1,4 @@
-"""What models/kernels.py does, in plain torch: for tests of the GPU's engine on a CPU. Same functions, same arguments."""
+"""What models/kernels/inference.py does, in plain torch: for tests of the GPU's engine on a CPU. Same functions, same arguments."""
 
 from __future__ import annotations
 

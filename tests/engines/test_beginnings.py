@@ -7,8 +7,8 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.engines.beginnings import BLOCK, Beginnings, common_prefix
 from ludus.engines.plan import Request, Slot
+from ludus.engines.prefix_index import BLOCK, Beginnings, common_prefix
 from ludus.engines.schedule import MIN_SHARED, Schedule
 from ludus.types import Sampling
 

@@ -74,7 +74,7 @@ def test_a_call_without_an_id_gets_one():
 
 
 def test_a_server_that_is_not_there_or_refuses_is_named(monkeypatch):
-    monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
+    monkeypatch.setattr("ludus.engines.http.BACKOFF_S", 0.001)
     with pytest.raises(EngineLost, match="is the server up"):
         ask("http://127.0.0.1:9/v1")
     with ChatStub(lambda body: {}, answers=0, status=401) as stub, pytest.raises(EngineFailed, match="LUDUS_API_KEY"):

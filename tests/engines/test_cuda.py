@@ -238,7 +238,7 @@ def test_new_weights_reach_the_fused_layers_and_the_captured_graphs():
 
 @pytest.mark.parametrize("vocabulary", [VOCAB, 5000, 151_936])
 def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
-    from ludus.models import kernels
+    from ludus.models.kernels import inference as kernels
 
     generator = torch.Generator("cuda").manual_seed(0)
     logits = torch.randn(256, vocabulary, device="cuda", generator=generator) * 3
@@ -261,7 +261,7 @@ def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
 
 
 def test_a_model_of_an_unknown_kind_is_served_as_transformers_has_it(monkeypatch):
-    from ludus.models import fused
+    from ludus.models.layers import inference as fused
 
     monkeypatch.setattr(fused, "recognised", lambda layer: False)
     model = make("llama")
@@ -279,8 +279,8 @@ def test_a_model_of_an_unknown_kind_is_served_as_transformers_has_it(monkeypatch
 
 def test_with_few_pages_the_youngest_give_way_and_their_logprobs_are_those_of_a_forward_pass():
     from ludus.engines.cuda import memory_of
-    from ludus.models.cached_attention import Shape
-    from ludus.models.paged_attention import page_bytes
+    from ludus.models.attention.cached import Shape
+    from ludus.models.attention.paged import page_bytes
 
     model = make("qwen2")
     share = 24 * page_bytes(Shape.of(model), dtype=torch.float32) / memory_of(model.device)

@@ -22,7 +22,7 @@ from ludus.weights.memory import MemoryChannel
 from tests.engines import plain_kernels
 from tests.engines.examples import embedded, gap, small_llama, tokens, words
 
-PRETENDED = ("ludus.models.paged_attention", "ludus.engines.graphs", "ludus.engines.cuda")
+PRETENDED = ("ludus.models.attention.paged", "ludus.engines.graphs", "ludus.engines.cuda")
 MAX_TOKENS = 172
 EACH = 3
 """Pages of 64 of the longest sequence, with the sixteen that it may be decoded past its end."""
@@ -37,7 +37,7 @@ class Replayed:
 def cuda(monkeypatch):
     """The module engines.cuda, without CUDA. What was imported with plain kernels is gone afterwards."""
     switch_s = sys.getswitchinterval()
-    monkeypatch.setitem(sys.modules, "ludus.models.kernels", plain_kernels)
+    monkeypatch.setitem(sys.modules, "ludus.models.kernels.inference", plain_kernels)
     monkeypatch.setattr(ludus.models, "kernels", plain_kernels, raising=False)
     before = {name: sys.modules.pop(name, None) for name in PRETENDED}
     monkeypatch.setattr(embedded_module, "_is_cuda", lambda device: True)
@@ -63,7 +63,7 @@ def with_pages(cuda, monkeypatch, count: int) -> None:
 
 
 MODEL = small_llama()
-SHAPE = ludus.models.cached_attention.Shape.of(MODEL)
+SHAPE = ludus.models.attention.cached.Shape.of(MODEL)
 
 
 async def converse(engine, *, name: int, turns: int) -> float:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.engines.drafts import LONGEST, MOST, SURE, Drafts
+from ludus.engines.speculation import LONGEST, MOST, SURE, Drafts
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 from ludus.weights.memory import MemoryChannel

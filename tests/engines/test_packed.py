@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ludus.engines.packed import ALIGNED, Packed
+from ludus.engines.staging import ALIGNED, Packed
 
 
 def make() -> Packed:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.engines.beginnings import common_prefix
 from ludus.engines.plan import NOTHING
+from ludus.engines.prefix_index import common_prefix
 from ludus.engines.schedule import MIN_SHARED, Chunk, Pass, Request, Schedule
 from ludus.errors import EngineFailed
 from ludus.types import Completion, Sampling

@@ -178,7 +178,7 @@ def test_a_busy_server_is_asked_again_and_a_refusal_is_not():
 
 
 def test_a_server_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
+    monkeypatch.setattr("ludus.engines.http.BACKOFF_S", 0.001)
 
     async def main():
         engine = ServerEngine("http://127.0.0.1:9/v1")

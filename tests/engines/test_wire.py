@@ -3,7 +3,7 @@ import asyncio
 import httpx
 import pytest
 
-from ludus.engines.wire import Wire
+from ludus.engines.http import Wire
 from ludus.errors import EngineFailed
 
 

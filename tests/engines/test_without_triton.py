@@ -16,7 +16,7 @@ class NoTriton:
 sys.meta_path.insert(0, NoTriton())
 
 import asyncio
-import ludus.launch.local, ludus.launch.cloning, ludus.launch.endpoint
+import ludus.launch.train, ludus.launch.clone, ludus.launch.serving.endpoint
 from tests.engines.examples import embedded, small_llama, tokens
 
 async def main():

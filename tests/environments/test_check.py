@@ -2,12 +2,13 @@ import sys
 
 import pytest
 
-from ludus.environments import check, make, trial, wrap
+from ludus.checks import check, trial
+from ludus.environments import make, wrap
 from ludus.errors import TurnTimeout
 from ludus.sandboxes.fake import FakeSandboxes
 from tests.environments import authored
 
-check_module = sys.modules["ludus.environments.check"]
+check_module = sys.modules["ludus.checks.check"]
 FAKE = "ludus.environments.fake:FakeEnvironment"
 
 

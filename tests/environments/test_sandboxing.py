@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.environments.host import Host
+from ludus.controller.client.local import LocalClient
 from ludus.environments.registry import wrap
 from ludus.environments.sandboxing import demand
 from ludus.environments.tools import tool
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.hosting.host import Host
 from ludus.sandboxes.fake import FakeSandboxes
 from ludus.sandboxes.sandbox import Need, Room
 from ludus.types import Action, ToolCall

@@ -12,10 +12,10 @@ import time
 import pytest
 
 from ludus.environments import wrap
-from ludus.environments.host import Host
-from ludus.environments.stopping import Raised, Stay, Stopped
-from ludus.environments.threads import Threads
 from ludus.errors import TurnTimeout
+from ludus.hosting.host import Host
+from ludus.hosting.stopping import Raised, Stay, Stopped
+from ludus.hosting.threads import Threads
 from ludus.types import Action, Task
 from tests.environments.authored import Adder, AsyncAdder
 
@@ -80,7 +80,7 @@ def test_code_that_catches_every_exception_is_stopped_all_the_same():
 
 
 def test_code_that_swallows_its_stop_is_stopped_again(monkeypatch):
-    monkeypatch.setattr("ludus.environments.threads._INSIST_S", (0.05, 0.1))
+    monkeypatch.setattr("ludus.hosting.threads._INSIST_S", (0.05, 0.1))
     loops = Loops()
 
     def forever():
@@ -167,7 +167,7 @@ def test_in_a_process_of_ours_even_a_sleep_on_the_loop_is_stopped():
     """Signals belong to the main thread, so this one runs in a process of its own."""
     program = (
         "import asyncio, time\n"
-        "from ludus.environments.host import Host\n"
+        "from ludus.hosting.host import Host\n"
         "async def sleepy():\n"
         "    time.sleep(60)\n"
         "async def main():\n"

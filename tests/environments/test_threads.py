@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from ludus.environments.threads import Threads
+from ludus.hosting.threads import Threads
 
 
 def freed_after(cancel_waiter) -> list[str]:

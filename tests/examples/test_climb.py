@@ -4,9 +4,10 @@ import asyncio
 import re
 from pathlib import Path
 
+from ludus.checks import check
 from ludus.config import load_config
-from ludus.environments import check, make
-from ludus.launch.local import train
+from ludus.environments import make
+from ludus.launch.train import train
 from ludus.store.run_folder import RunFolder
 
 ROOT = Path(__file__).parents[2]

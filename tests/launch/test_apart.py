@@ -18,8 +18,8 @@ import pytest
 
 from ludus.config import parse_config
 from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, WorkerLost
-from ludus.launch.apart import SessionsApart, Setup
-from ludus.models.tiny import make_tiny
+from ludus.launch.placement.processes import SessionsApart, Setup
+from ludus.models.loading.tiny import make_tiny
 from ludus.rollout.group import Order
 from ludus.rollout.speaker import Words
 from ludus.types import Completion, Stop, Task
@@ -320,7 +320,7 @@ def test_modules_are_found_there_as_they_are_here(tmp_path, model, monkeypatch):
 
 
 def test_closing_ends_the_processes_even_where_an_environment_does_not_let_go(tmp_path, model, monkeypatch):
-    monkeypatch.setattr("ludus.launch.apart.STOP_S", 1.0)
+    monkeypatch.setattr("ludus.launch.placement.processes.STOP_S", 1.0)
     hangs = {"fault": "hang", "fault_in": "close", "hang_s": 3600}
 
     async def main():
@@ -352,7 +352,7 @@ def test_none_outlives_a_run_that_is_killed_nor_does_what_they_have_started(tmp_
             import asyncio
             from pathlib import Path
             from tests.launch.test_apart import WORLDS, Says, children_of, order, pids, setup
-            from ludus.launch.apart import SessionsApart
+            from ludus.launch.placement.processes import SessionsApart
 
             async def main():
                 speaker, forking = Says(never=True), f"{{WORLDS}}:Forking"

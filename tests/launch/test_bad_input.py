@@ -13,7 +13,7 @@ import pytest
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, CurriculumConfig, load_config
 from ludus.errors import CheckpointFailed, ConfigError, EngineFailed, EnvironmentFailed
-from ludus.launch import local
+from ludus.launch import train as local
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES
 from tests.algorithms.examples import make_group
@@ -110,6 +110,6 @@ def test_a_stale_policy_that_was_never_loaded_is_an_error_and_never_the_current_
     async def forgets(self, **_):
         return None
 
-    monkeypatch.setattr("ludus.launch.speakers.OtherSpeakers.prepare", forgets)
+    monkeypatch.setattr("ludus.launch.cross_policy.OtherSpeakers.prepare", forgets)
     with pytest.raises(EngineFailed, match="stale"):
         run(make_config(tmp_path, small_model, name="other", **{**stale, "speakers": {"stale": 0.99}}))

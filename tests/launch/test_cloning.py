@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from ludus.errors import ConfigError
-from ludus.launch.cloning import sequences_of, sft
-from ludus.models.load import load_tokenizer
+from ludus.launch.clone import sequences_of, sft
+from ludus.models.loading.load import load_tokenizer
 from ludus.rollout.chat import Chat
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import FAKE, make_config

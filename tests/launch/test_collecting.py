@@ -10,8 +10,8 @@ import pytest
 
 from ludus.config import EngineConfig, parse_config
 from ludus.errors import ConfigError
-from ludus.launch.cloning import sft
-from ludus.launch.collecting import collect, plan_attempts
+from ludus.launch.clone import sft
+from ludus.launch.collect import collect, plan_attempts
 from ludus.store.dataset import write_dataset
 from ludus.store.run_folder import RunFolder
 from ludus.types import Task

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from ludus.launch import local
-from ludus.launch.local import train
+from ludus.launch import train as local
+from ludus.launch.train import train
 from ludus.trainer.checkpoint import latest_checkpoint, load_checkpoint
 from tests.e2e.runs import make_config, run
 from tests.e2e.test_promises import stop_after

@@ -9,7 +9,7 @@ import torch
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import ConfigError
-from ludus.models.tiny import make_tiny
+from ludus.models.loading.tiny import make_tiny
 from ludus.trainer import Trainer
 from ludus.types import Batch, Sequence, frozen_array
 from tests.e2e.runs import make_config, run

@@ -13,8 +13,8 @@ import torch
 from ludus.config import EngineConfig, ModelConfig
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineLost
-from ludus.launch.endpoint import make_app
-from ludus.models.load import load_model, load_tokenizer
+from ludus.launch.serving.endpoint import make_app
+from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.rollout.chat import Chat
 from ludus.types import Message, Sampling, Tool
 from tests.e2e.runs import make_config
@@ -109,7 +109,7 @@ def test_what_cannot_be_honoured_is_refused_with_its_name(url, path, body, statu
 
 
 def test_ludus_eval_plays_a_server_and_gets_what_the_embedded_engine_gets(url, small_model, tmp_path):
-    from ludus.launch.evaluating import evaluate_model
+    from ludus.launch.evaluate import evaluate_model
 
     def success(name, **engine):
         config = make_config(tmp_path, small_model, name=name, engine=engine, evaluation={"num_tasks": 4})
@@ -122,7 +122,7 @@ def test_ludus_eval_plays_a_server_and_gets_what_the_embedded_engine_gets(url, s
 def test_a_server_killed_while_it_is_asked_stops_an_evaluation_with_the_cause_and_another_one_takes_over(
     url, small_model, tmp_path
 ):
-    from ludus.launch.evaluating import evaluate_model
+    from ludus.launch.evaluate import evaluate_model
     from ludus.store.run_folder import RunFolder
 
     def config(url):
@@ -143,7 +143,7 @@ def test_a_server_killed_while_it_is_asked_stops_an_evaluation_with_the_cause_an
 
 def test_the_same_model_plays_the_same_in_text_as_in_tokens(url, small_model, tmp_path):
     """Greedy, so that only what is said can differ: the endpoint renders and reads a chat as training does."""
-    from ludus.launch.evaluating import evaluate_model
+    from ludus.launch.evaluate import evaluate_model
     from ludus.store.run_folder import RunFolder
 
     def actions(name, **engine):

@@ -15,7 +15,7 @@ import pytest
 
 from ludus.config import dump_config, parse_config
 from ludus.errors import ConfigError, EngineFailed, EngineLost
-from ludus.launch.evaluating import evaluate_model
+from ludus.launch.evaluate import evaluate_model
 from ludus.store.run_folder import RunFolder
 from tests.launch.chat_stub import SUCCESSOR, ChatStub, guesses, knows_even
 
@@ -119,7 +119,7 @@ def test_more_attempts_are_added_to_those_that_are_there(tmp_path):
 
 
 def test_an_endpoint_that_goes_away_stops_the_evaluation_and_it_goes_on_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
+    monkeypatch.setattr("ludus.engines.http.BACKOFF_S", 0.001)
     with ChatStub(knows_even, answers=5, status=503) as stub:
         config = make_config(tmp_path, stub.url, evaluation={"attempts": 4})
         with pytest.raises(EngineLost, match=r"8 sessions in a row lost their model[\s\S]*run the same command again"):
@@ -153,7 +153,7 @@ def test_another_evaluation_and_another_kind_of_run_are_never_continued(tmp_path
 def test_an_endpoint_that_is_down_or_knows_no_such_model_is_told_at_the_start_and_the_name_stays_free(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ludus.engines.wire.BACKOFF_S", 0.001)
+    monkeypatch.setattr("ludus.engines.http.BACKOFF_S", 0.001)
     config = make_config(tmp_path, "http://127.0.0.1:9/v1")
     with pytest.raises(EngineLost, match="is the server up"):
         evaluate(config)

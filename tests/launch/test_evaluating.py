@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.launch.evaluating import evaluate_model
+from ludus.launch.evaluate import evaluate_model
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import FAKE, make_config
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from ludus.errors import ConfigError
-from ludus.launch import evolving
-from ludus.launch.evolving import evolve
+from ludus.launch import evolve as evolving
+from ludus.launch.evolve import evolve
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import make_config
 

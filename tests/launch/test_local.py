@@ -11,7 +11,7 @@ import torch
 
 from ludus.engines.policies import Policies
 from ludus.errors import CheckpointFailed, ConfigError, EngineFailed, LudusError, StoreFailed
-from ludus.launch.local import train
+from ludus.launch.train import train
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 from tests.e2e.runs import FAKE, make_config, run

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 import torch
 
-from ludus.launch.cloning import sft
-from ludus.launch.subjects import export_checkpoint
-from ludus.models.load import load_model
+from ludus.launch.clone import sft
+from ludus.launch.names import export_checkpoint
+from ludus.models.loading.load import load_model
 from ludus.store.run_folder import RunFolder
 from ludus.trainer import trainer as trainer_module
 from ludus.trainer.checkpoint import checkpoint_folder

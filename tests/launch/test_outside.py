@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 
 from ludus.config import load_config, parse_config
 from ludus.errors import ConfigError, EngineLost
-from ludus.launch import local
-from ludus.models.load import load_model
-from ludus.models.tiny import make_tiny
+from ludus.launch import train as local
+from ludus.models.loading.load import load_model
+from ludus.models.loading.tiny import make_tiny
 from ludus.store.run_folder import RunFolder
 from tests.e2e.runs import make_config, run
 from tests.launch.chat_stub import ChatStub, guesses

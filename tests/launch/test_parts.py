@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from ludus.errors import EnvironmentFailed
-from ludus.launch import parts
+from ludus.launch import context as parts
 from tests.e2e.runs import FAKE, make_config
 
 

@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from ludus.launch.pipe import Pipe
+from ludus.launch.placement.pipe import Pipe
 
 
 def between(work):

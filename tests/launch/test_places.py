@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ludus.config import RunConfig, dump_config, parse_config
-from ludus.controller.remote import RemoteClient
+from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed
-from ludus.launch.places import make_client, make_environments, read_token
+from ludus.launch.environments import make_client, make_environments, read_token
 from ludus.types import Action
 from tests.controller.echo import plane
 

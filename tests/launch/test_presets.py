@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ludus.config import load_config, parse_config
-from ludus.launch import local
+from ludus.launch import train as local
 from tests.e2e.runs import GUESS, run
 
 PRESETS = sorted(Path(__file__).parents[2].joinpath("configs", "presets").glob("*.toml"))

@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from ludus.config import parse_config
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError
-from ludus.launch import local
-from ludus.models.load import load_model
+from ludus.launch import train as local
+from ludus.models.loading.load import load_model
 from ludus.trainer.checkpoint import checkpoint_folder
 from ludus.trainer.state import load_weights
 from tests.e2e.runs import make_config, run

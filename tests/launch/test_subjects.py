@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ludus.errors import ConfigError
-from ludus.launch.subjects import find_model, model_keys, named_environments, slug
-from ludus.models.load import load_model
+from ludus.launch.names import find_model, model_keys, named_environments, slug
+from ludus.models.loading.load import load_model
 from ludus.trainer.checkpoint import checkpoint_folder, load_checkpoint
 from ludus.trainer.state import named_tensors
 from tests.e2e.runs import make_config, run

@@ -16,9 +16,9 @@ import pytest
 
 from ludus.config import dump_config, load_config, parse_config
 from ludus.errors import ControllerFailed, WorkerLost
-from ludus.launch import child as child_module
-from ludus.launch.child import Child
-from ludus.launch.workers import WorkersClient, hosted_part
+from ludus.launch.placement.workers import WorkersClient, hosted_part
+from ludus.processes import child as child_module
+from ludus.processes.child import Child
 from ludus.types import Action
 
 PATIENCE_S = 180.0
@@ -169,7 +169,7 @@ def test_one_that_was_given_up_is_sent_nothing_when_the_run_stops_its_number_may
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from ludus.launch.workers import WorkersClient, hosted_part
+from ludus.launch.placement.workers import WorkersClient, hosted_part
 from tests.launch.test_workers import config_of
 
 async def main():

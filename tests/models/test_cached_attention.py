@@ -30,8 +30,8 @@ from transformers import (
 )
 
 from ludus.errors import ConfigError
-from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape, cover, share_calls
-from ludus.models.served import forward, serve
+from ludus.models.attention.cached import KeyValueCache, Layout, Piece, Shape, cover, share_calls
+from ludus.models.serving import forward, serve
 
 SIZES = {
     "vocab_size": 64,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from ludus.models.cached_attention import NAME
-from ludus.models.fused import fuse
-from ludus.models.served import _replay, serve
+from ludus.models.attention.cached import NAME
+from ludus.models.layers.inference import fuse
+from ludus.models.serving import _replay, serve
 
 SIZES = {
     "vocab_size": 97,

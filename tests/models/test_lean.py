@@ -20,9 +20,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ludus.models.fused import unswap
-from ludus.models.lean import is_lean
-from ludus.models.packed_attention import use_packed_attention
+from ludus.models.attention.packed import use_packed_attention
+from ludus.models.layers.inference import unswap
+from ludus.models.layers.training import is_lean
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.pack import make_microbatch
 from ludus.types import Sequence

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from ludus.errors import ConfigError
-from ludus.models.load import load_model, load_tokenizer, locate, resolve_device, resolve_dtype
-from ludus.models.tiny import make_tiny
+from ludus.models.loading.load import load_model, load_tokenizer, locate, resolve_device, resolve_dtype
+from ludus.models.loading.tiny import make_tiny
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from ludus.errors import ConfigError
-from ludus.models.packed_attention import Segments, use_packed_attention
+from ludus.models.attention.packed import Segments, use_packed_attention
 
 SMALL = {
     "vocab_size": 50,

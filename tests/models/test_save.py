@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from ludus.errors import CheckpointFailed
-from ludus.models.load import load_model, load_tokenizer
-from ludus.models.save import save_model, written_whole
-from ludus.models.tiny import make_tiny
+from ludus.models.loading.load import load_model, load_tokenizer
+from ludus.models.loading.save import save_model, written_whole
+from ludus.models.loading.tiny import make_tiny
 
 CRAMPED = """
 import resource, sys
 from ludus.errors import CheckpointFailed
-from ludus.models.load import load_model, load_tokenizer
-from ludus.models.save import save_model
+from ludus.models.loading.load import load_model, load_tokenizer
+from ludus.models.loading.save import save_model
 model, tokenizer = load_model(sys.argv[1], device="cpu"), load_tokenizer(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ludus.errors import ConfigError
-from ludus.models.tiny import SPECIAL_TOKENS, make_tiny, make_tiny_tokenizer
+from ludus.models.loading.tiny import SPECIAL_TOKENS, make_tiny, make_tiny_tokenizer
 
 CORPUS = [
     'Guess a number between 3 and 97. {"name": "guess", "arguments": {"number": 57}} too low',
@@ -26,9 +26,7 @@ def digest(folder: Path) -> dict[str, str]:
 
 
 def test_promise_9_the_same_corpus_and_seed_give_the_same_files_in_any_process(tmp_path: Path) -> None:
-    code = (
-        f"from ludus.models.tiny import make_tiny; make_tiny('{tmp_path}/other', corpus={CORPUS!r}, seed=7, layers=2)"
-    )
+    code = f"from ludus.models.loading.tiny import make_tiny; make_tiny('{tmp_path}/other', corpus={CORPUS!r}, seed=7, layers=2)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONHASHSEED": "99", "OMP_NUM_THREADS": "1"})
     here = make_tiny(tmp_path / "here", corpus=iter(CORPUS), seed=7, layers=2)
     assert digest(here) == digest(tmp_path / "other")

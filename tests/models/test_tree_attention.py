@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ludus.models.tree_attention import COLUMNS, ROWS, WHOLLY, Tree, seen_tiles
+from ludus.models.attention.tree import COLUMNS, ROWS, WHOLLY, Tree, seen_tiles
 from ludus.trainer.pack import subtree_ends, trie
 
 

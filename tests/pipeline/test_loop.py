@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ludus.config import RunConfig
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.engines.engine import Capabilities
 from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment

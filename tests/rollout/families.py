@@ -8,7 +8,7 @@ from functools import cache
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ludus.models.tiny import make_tiny_tokenizer
+from ludus.models.loading.tiny import make_tiny_tokenizer
 from ludus.rollout.chat import Chat
 
 CORPUS = [

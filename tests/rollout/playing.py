@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.engines.fake import FakeEngine
 from ludus.environments.environment import Environment
 from ludus.environments.fake import FakeEnvironment

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.engines.engine import Answer
 from ludus.environments import registry
 from ludus.environments.fake import FakeEnvironment

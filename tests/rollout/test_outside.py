@@ -11,7 +11,7 @@ import pytest
 
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.engines.engine import Answer
 from ludus.engines.fake import FakeEngine
 from ludus.environments import Reply, registry

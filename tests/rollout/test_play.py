@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.engines.fake import FakeEngine
 from ludus.environments import registry
 from ludus.environments.fake import FakeEnvironment

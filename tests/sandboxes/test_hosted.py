@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ludus.controller.local import LocalClient
-from ludus.environments import check
+from ludus.checks import check
+from ludus.controller.client.local import LocalClient
 from ludus.environments.registry import make, wrap
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, ToolCall
@@ -90,7 +90,7 @@ def test_a_worker_that_is_killed_leaves_no_sandbox(state):
     marker = new_marker()
     script = f"""
 import asyncio
-from ludus.controller.local import LocalClient
+from ludus.controller.client.local import LocalClient
 from ludus.environments.registry import make
 from tests.sandboxes.test_hosted import call
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.store.profile import Profile, figures, make_profile, setting_of, timeline_text
-from ludus.store.timeline import spans
+from ludus.reports.profile import Profile, figures, make_profile, setting_of, timeline_text
+from ludus.reports.timeline import spans
 
 SECOND = {
     "seconds": 1.0,

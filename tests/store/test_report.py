@@ -2,9 +2,9 @@ import math
 
 import pytest
 
-from ludus.store.curves import Curve, counts, curve, curves, step_s, tokens_per_s
+from ludus.reports.curves import Curve, counts, curve, curves, step_s, tokens_per_s
+from ludus.reports.report import duration, table, write_report
 from ludus.store.recorder import Recorder
-from ludus.store.report import duration, table, write_report
 from ludus.store.run_folder import RunFolder
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.store.timeline import binned, merged, spans
+from ludus.reports.timeline import binned, merged, spans
 
 LINE = {
     "time": 1.0,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.store.timeline import SESSIONS, TRAINER, Span
-from ludus.store.verdict import Name, Setting, verdict
+from ludus.reports.timeline import SESSIONS, TRAINER, Span
+from ludus.reports.verdict import Name, Setting, verdict
 
 SETTING = Setting(max_sessions=20, max_staleness=1, max_running=8)
 

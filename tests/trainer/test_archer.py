@@ -9,8 +9,8 @@ import torch
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed
-from ludus.trainer.archer import Archer
-from ludus.trainer.double_critic import DoubleCritic, Scale, Turns
+from ludus.trainer.critics.archer import Archer
+from ludus.trainer.critics.double import DoubleCritic, Scale, Turns
 from ludus.trainer.threads import cpu_threads
 from tests.algorithms.examples import make_conversation
 from tests.algorithms.problems import ARMS, FIRST, SECOND, table

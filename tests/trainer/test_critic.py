@@ -8,8 +8,8 @@ import torch
 
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
-from ludus.trainer import critic as critic_module
-from ludus.trainer.critic import Critic, explained, value_losses
+from ludus.trainer.critics import value as critic_module
+from ludus.trainer.critics.value import Critic, explained, value_losses
 from ludus.types import Batch, ValueTargets
 from tests.algorithms.examples import make_trajectory
 from tests.trainer.examples import make_model, make_sequence, make_trainer, same, weights_of

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ludus.config import LoraConfig
-from ludus.models.lean import is_lean
-from ludus.models.packed_attention import Segments, _attend, use_packed_attention
+from ludus.models.attention.packed import Segments, _attend, use_packed_attention
+from ludus.models.layers.training import is_lean
 from ludus.trainer.forward import prepare
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.lora import add_adapters

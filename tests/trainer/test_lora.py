@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from ludus.config import EngineConfig, LoraConfig, SftConfig, TrainerConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import CheckpointFailed, ConfigError
-from ludus.models.save import save_model
+from ludus.models.loading.save import save_model
 from ludus.trainer.lora import add_adapters, export, has_adapters, merged_tensors
 from ludus.trainer.sft import clone
 from ludus.trainer.state import named_tensors

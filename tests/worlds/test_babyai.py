@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("minigrid", reason='babyai needs minigrid: pip install "ludus[worlds]"')
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import ConfigError
 from ludus.types import Action
 from ludus.worlds import babyai

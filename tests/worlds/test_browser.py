@@ -14,7 +14,8 @@ from ludus.worlds.browser.chromium import NAMES
 if not any(map(shutil.which, NAMES)):
     pytest.skip("browser needs Chromium: apt-get install chromium", allow_module_level=True)
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, ToolCall
 from ludus.worlds.browser import world as browser

@@ -1,6 +1,6 @@
 import pytest
 
-from ludus.environments import check
+from ludus.checks import check
 from tests.worlds.playing import PLAIN, world
 
 

@@ -10,7 +10,8 @@ if importlib.util.find_spec("alfworld") is None:  # importing it would make a fo
     pytest.skip('household needs alfworld: pip install "ludus[worlds]"', allow_module_level=True)
 pytest.importorskip("fast_downward", reason='household needs the planner: pip install "ludus[worlds]"')
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action, ToolCall
 from ludus.worlds.household import package, rooms, translation

@@ -10,7 +10,8 @@ pytest.importorskip("scienceworld", reason='sciworld needs scienceworld: pip ins
 if shutil.which("java") is None:
     pytest.skip("sciworld needs Java: apt-get install default-jre-headless", allow_module_level=True)
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.types import Action
 from ludus.worlds.sciworld import simulator as simulators

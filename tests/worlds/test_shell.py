@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ludus.environments import check, make
+from ludus.checks import check
+from ludus.environments import make
 from ludus.errors import EnvironmentFailed
 from ludus.sandboxes import detect
 from ludus.sandboxes.fake import FakeSandbox

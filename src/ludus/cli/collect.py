@@ -39,7 +39,7 @@ def collect(
     from ludus.cli.progress import Progress
     from ludus.cli.train import finish_dry_run, interruptible
     from ludus.errors import ConfigError
-    from ludus.launch.collecting import collect as play
+    from ludus.launch.collect import collect as play
 
     if model and mistakes is not None:
         raise ConfigError(f"--mistakes {mistakes} is a solver's; {model!r} makes its own. Leave one of the two out.")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from ludus.controller.client import ClientSession
-    from ludus.controller.local import LocalClient
+    from ludus.controller.client.client import ClientSession
+    from ludus.controller.client.local import LocalClient
     from ludus.environments import Environment
     from ludus.types import Action, Observation, Tool
 
@@ -45,7 +45,9 @@ class {cls}:
 '''
 _TEST = """from pathlib import Path
 
-from ludus.environments import check, make
+from ludus.environments import make
+
+from ludus.checks import check
 
 
 def test_{name}_is_sound():
@@ -100,7 +102,7 @@ def check_environment(
     tasks: Annotated[int, typer.Option(min=1, help="Tasks played per split.")] = 20,
 ) -> None:
     """Play an environment without a model and say what is wrong with it. Exit code 1 on errors."""
-    from ludus.environments import check
+    from ludus.checks import check
     from ludus.sandboxes.provider import Sandboxes
 
     sandboxes = Sandboxes()
@@ -125,7 +127,7 @@ def play(
     """Play a session yourself, or watch a random player or the solver."""
     import asyncio
 
-    from ludus.controller.local import LocalClient
+    from ludus.controller.client.local import LocalClient
     from ludus.errors import LudusError
 
     if player not in ("person", "random", "solver"):

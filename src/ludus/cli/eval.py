@@ -66,12 +66,12 @@ def run(
     from ludus.cli.train import finish_dry_run, interruptible
     from ludus.errors import ConfigError
     from ludus.evaluation.page import NAME
-    from ludus.launch.evaluating import evaluate_model
+    from ludus.launch.evaluate import evaluate_model
 
     given = {"split": split, "attempts": attempts, "num_tasks": tasks}
     keys = [f"evaluation.{key}={value}" for key, value in given.items() if value not in ("", None)]
     if model and not name:
-        from ludus.launch.subjects import slug
+        from ludus.launch.names import slug
 
         name = f"eval-{slug(model)}"
     config = resolve(
@@ -136,7 +136,7 @@ def resolve(
     """The run that the options ask for, on top of the run file, if any. What a person wrote as an override comes last."""
     from ludus.cli.unread import refuse_unread
     from ludus.config import load_config
-    from ludus.launch.subjects import model_keys, named_environments
+    from ludus.launch.names import model_keys, named_environments
 
     if run_file is not None and "=" in str(run_file):  # overrides alone
         overrides, run_file = [str(run_file), *overrides], None

@@ -17,7 +17,7 @@ def evolve(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRu
     """Play, keep what succeeded, clone it, and again: AgentEvol's loop."""
     from ludus.cli.progress import Progress
     from ludus.cli.train import resolve
-    from ludus.launch.evolving import evolve as play_and_clone
+    from ludus.launch.evolve import evolve as play_and_clone
 
     config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
     result = asyncio.run(play_and_clone(config, listeners=[Progress(config)]))

@@ -13,7 +13,7 @@ def list_models() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from ludus.models.known import KNOWN, models_folder, pulled_models
+    from ludus.models.loading.known import KNOWN, models_folder, pulled_models
 
     here = set(pulled_models())
     table = Table("name", "parameters", "licence", "from", "here", box=None, pad_edge=False)
@@ -29,6 +29,6 @@ def list_models() -> None:
 @app.command()
 def pull(name: str = typer.Argument(help="A name from `ludus models list`.")) -> None:
     """Fetch a known model, and convert it where needed."""
-    from ludus.models.pull import pull as fetch
+    from ludus.models.loading.pull import pull as fetch
 
     print(fetch(name, tell=lambda line: typer.echo(line, err=True)))

@@ -12,8 +12,8 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its 
 def profile(run: Run) -> None:
     """Show a run's timeline (also as plots/timeline.png), its speed, and what holds it up."""
     from ludus.errors import ConfigError
-    from ludus.store.profile import draw_timeline, figures, timeline_text
-    from ludus.store.profile import profile as profile_of
+    from ludus.reports.profile import draw_timeline, figures, timeline_text
+    from ludus.reports.profile import profile as profile_of
     from ludus.store.run_folder import RunFolder
 
     folder = RunFolder.open(run)

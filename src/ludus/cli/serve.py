@@ -38,8 +38,8 @@ def controller(
     ),
 ) -> None:
     """Serve the controller, which places sessions on workers. These register here."""
-    from ludus.controller.server import Settings
-    from ludus.controller.serving import serve_controller
+    from ludus.controller.service.server import Settings
+    from ludus.controller.service.serving import serve_controller
 
     serve_controller(
         Settings(
@@ -78,8 +78,8 @@ def worker(
     ),
 ) -> None:
     """Serve a worker, which hosts sessions for a controller. SIGTERM drains it."""
-    from ludus.controller.pens import PenLimits
-    from ludus.controller.worker import serve_worker
+    from ludus.controller.worker.worker import serve_worker
+    from ludus.hosting.process_pool import PenLimits
 
     serve_worker(
         _made(environments or [], run=run),
@@ -97,7 +97,7 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
     from ludus.config import HERE, load_config
     from ludus.environments.registry import locate, make
     from ludus.errors import ConfigError
-    from ludus.launch.places import make_environments
+    from ludus.launch.environments import make_environments
 
     if bool(names) == bool(run):
         raise ConfigError(
@@ -126,7 +126,7 @@ def engine(
     """Serve a model behind an OpenAI-compatible endpoint. It is the embedded engine that answers."""
     from ludus.config import load_config
     from ludus.errors import ConfigError
-    from ludus.launch.endpoint import serve_engine
+    from ludus.launch.serving.endpoint import serve_engine
 
     for key in (override.partition("=")[0].strip() for override in overrides or ()):
         if not key.startswith(SERVED):

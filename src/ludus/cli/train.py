@@ -107,7 +107,7 @@ def resolve(
         given, run_file = [str(run_file), *given], None
     chosen: dict[str, str] = {}
     if model or environments:
-        from ludus.launch.subjects import model_keys, named_environments
+        from ludus.launch.names import model_keys, named_environments
 
         given = [*([f"model.name={model}"] if model == "tiny" else model_keys(model) if model else []), *given]
         chosen = named_environments(environments) if environments else {}
@@ -120,13 +120,13 @@ def resolve(
 
 def finish_dry_run(config: RunConfig, *, trains: bool = True) -> None:
     from ludus.config import HERE, WORKERS, dump_config
-    from ludus.launch.places import make_environments
+    from ludus.launch.environments import make_environments
 
     make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
     print(dump_config(config), end="")
     if config.engine.kind == "embedded":
         from ludus.launch.devices import chosen
-        from ludus.models.load import locate
+        from ludus.models.loading.load import locate
 
         print(
             "\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config, trains=trains))]),
@@ -154,14 +154,14 @@ def _listeners(config: RunConfig) -> list[Any]:
 
 
 def _sft(config: RunConfig) -> dict[str, Any]:
-    from ludus.launch.cloning import sft as clone
+    from ludus.launch.clone import sft as clone
 
     return interruptible(clone(config, listeners=_listeners(config)))
 
 
 def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
     # outside the loop, where a Ctrl-C would wait for it to be imported
-    from ludus.launch.local import train as train_run
+    from ludus.launch.train import train as train_run
 
     return interruptible(train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c))
 

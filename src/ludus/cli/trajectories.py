@@ -58,7 +58,7 @@ def trajectories(
 
 def report(run: Run) -> None:
     """Write a run's report: report.md and plots/, inside the run's folder."""
-    from ludus.store.report import write_report
+    from ludus.reports.report import write_report
     from ludus.store.run_folder import RunFolder
 
     print(write_report(RunFolder.open(run)))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ludus.engines.engine import Answer
-from ludus.engines.wire import Wire
+from ludus.engines.http import Wire
 from ludus.types import Action, Message, Sampling, Tool, ToolCall
 
 SEED_BITS = 31

@@ -20,16 +20,16 @@ from transformers import PreTrainedModel
 
 from ludus.engines.graphs import Decoder, LastDrawn, Piece, Prompter, Row
 from ludus.engines.noise import Noise
-from ludus.engines.packed import Packed
 from ludus.engines.pages import Pages, pages_within
 from ludus.engines.plan import Copy, Landing, Pass, Plan, Spill
 from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
+from ludus.engines.staging import Packed
 from ludus.errors import ConfigError
-from ludus.models.cached_attention import Shape
+from ludus.models.attention.cached import Shape
+from ludus.models.attention.paged import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.faults import is_out_of_memory
-from ludus.models.paged_attention import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
-from ludus.models.served import serve
+from ludus.models.serving import serve
 from ludus.models.transfer import fetched, placed
 from ludus.types import CURRENT
 

@@ -27,13 +27,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
-from ludus.engines.drafts import Drafts
 from ludus.engines.engine import Capabilities
 from ludus.engines.noise import Noise
 from ludus.engines.pace import MANY, Pace
 from ludus.engines.plan import NOTHING, Landing
 from ludus.engines.policies import Policies
 from ludus.engines.schedule import Pass, Request, Schedule
+from ludus.engines.speculation import Drafts
 from ludus.errors import EngineFailed, LudusError, border, describe
 from ludus.models.faults import is_lost, is_out_of_memory, lost
 from ludus.types import CURRENT, Completion, Sampling

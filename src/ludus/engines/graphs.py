@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.engines.packed import Packed
 from ludus.engines.plan import UNKNOWN, Drawn, Landing
-from ludus.models import kernels
-from ludus.models.paged_attention import Paged, PagedCache, blocks_of
+from ludus.engines.staging import Packed
+from ludus.models.attention.paged import Paged, PagedCache, blocks_of
+from ludus.models.kernels import inference as kernels
 
 
 class Row(NamedTuple):

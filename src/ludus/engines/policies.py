@@ -20,9 +20,9 @@ from ludus.engines.pages import Pages
 from ludus.engines.plan import Chunk, Drawn, Landing, Pass, Plan, Spill
 from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
-from ludus.models.cached_attention import KeyValueCache, Layout, Piece, Shape
-from ludus.models.fused import fuse
-from ludus.models.served import forward, serve
+from ludus.models.attention.cached import KeyValueCache, Layout, Piece, Shape
+from ludus.models.layers.inference import fuse
+from ludus.models.serving import forward, serve
 from ludus.types import CURRENT
 
 

@@ -21,10 +21,10 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
 
-from ludus.engines.beginnings import BLOCK, Beginnings, common_prefix
-from ludus.engines.drafts import LONGEST, Drafts
 from ludus.engines.pages import Pages
 from ludus.engines.plan import NOTHING, UNKNOWN, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
+from ludus.engines.prefix_index import BLOCK, Beginnings, common_prefix
+from ludus.engines.speculation import LONGEST, Drafts
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ludus.engines.engine import Capabilities
-from ludus.engines.wire import Wire
+from ludus.engines.http import Wire
 from ludus.errors import EngineFailed
 from ludus.types import CURRENT, Completion, Sampling
 

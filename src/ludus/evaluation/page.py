@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ludus.evaluation.compare import Comparison, mean_difference
 from ludus.evaluation.statistics import to_json
-from ludus.store import plots
+from ludus.reports import plots
+from ludus.reports.report import table
 from ludus.store.lines import naming_failure
-from ludus.store.report import table
 from ludus.store.run_folder import RunFolder
 
 if TYPE_CHECKING:

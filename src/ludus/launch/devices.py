@@ -11,7 +11,7 @@ import torch
 from ludus.config import EngineConfig, RunConfig
 from ludus.errors import TrainerFailed, describe
 from ludus.models.faults import is_lost, lost
-from ludus.models.load import device_name, has_bfloat16, resolve_device, resolve_dtype
+from ludus.models.loading.load import device_name, has_bfloat16, resolve_device, resolve_dtype
 
 ALONE = 0.8
 """Share of a GPU's memory for keys and values where the trainer is elsewhere."""

@@ -12,7 +12,7 @@ from ludus.engines.chat_server import ChatServer
 from ludus.engines.engine import Engine
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineLost
-from ludus.launch.parts import Stage, make_arena, make_embedded_engine, make_parts, make_stage, patiently
+from ludus.launch.context import Stage, make_arena, make_embedded_engine, make_parts, make_stage, patiently
 from ludus.rollout.arena import Arena
 from ludus.rollout.speaker import ChatSpeaker, PolicySpeaker, TextSolver
 from ludus.types import Sampling, Trajectory

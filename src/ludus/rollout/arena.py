@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from ludus.config import RunConfig
-from ludus.controller.client import Client
+from ludus.controller.client.client import Client
 from ludus.rollout.chat import Chat
 from ludus.rollout.conversation import Conversation, InText, InTokens
 from ludus.rollout.speaker import Speaker, TextSpeaker

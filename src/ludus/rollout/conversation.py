@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ludus.controller.client import ClientSession
+from ludus.controller.client.client import ClientSession
 from ludus.rollout import tool_calls
 from ludus.rollout.chat import Chat
 from ludus.rollout.speaker import Speaker, TextSpeaker, Words

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-from ludus.controller.client import ClientSession
+from ludus.controller.client.client import ClientSession
 from ludus.engines.engine import Engine
 from ludus.rollout.speaker import Speaker, Words
 from ludus.seeds import derive

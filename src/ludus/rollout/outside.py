@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ludus.controller.client import ClientSession
+from ludus.controller.client.client import ClientSession
 from ludus.engines.engine import Answer, Engine, TextEngine
 from ludus.rollout.chat import Chat
 from ludus.rollout.conversation import read

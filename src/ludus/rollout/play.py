@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from ludus.controller.client import ClientSession
+from ludus.controller.client.client import ClientSession
 from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, TurnTimeout, describe
 from ludus.rollout.arena import Arena
 from ludus.rollout.conversation import Spoken

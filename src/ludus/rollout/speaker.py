@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from ludus.controller.client import ClientSession
+from ludus.controller.client.client import ClientSession
 from ludus.engines.engine import Answer, Engine, TextEngine
 from ludus.rollout.chat import Chat
 from ludus.types import CURRENT, Action, Completion, Message, Sampling, Tool

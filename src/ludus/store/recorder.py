@@ -9,8 +9,8 @@ from typing import Any, Self
 
 from ludus.store.lines import LineFile
 from ludus.store.run_folder import RunFolder
-from ludus.store.tensorboard import TensorBoard
 from ludus.store.trajectories import StoredTrajectory, stored_to_dict
+from ludus.trackers.tensorboard import TensorBoard
 from ludus.types import Trajectory
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -67,7 +67,7 @@ class Recorder:
         self._tell("evaluation", line)
 
     def timeline(self, line: Mapping[str, Any]) -> None:
-        """Who did what in the second that is over; see store/timeline.py. No listener is told: none can be waiting for it."""
+        """Who did what in the second that is over; see reports/timeline.py. No listener is told: none can be waiting for it."""
         self._timeline.append(line)
 
     def close(self) -> None:

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
-from ludus.models.fused import unswap
-from ludus.models.lean import is_lean, lean
-from ludus.models.packed_attention import Segments, use_packed_attention
+from ludus.models.attention.packed import Segments, use_packed_attention
+from ludus.models.layers.inference import unswap
+from ludus.models.layers.training import is_lean, lean
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.pack import Microbatch
 

@@ -91,7 +91,7 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     if logits.is_cuda:
-        from ludus.models import head_kernels
+        from ludus.models.kernels import head as head_kernels
 
         return head_kernels.statistics(logits, targets, temperature=temperature)
     z = logits.float() / temperature
@@ -113,7 +113,7 @@ def _gradients(
 ) -> Tensor:
     """(rows, vocabulary), in the dtype of the logits, which it may overwrite."""
     if logits.is_cuda:
-        from ludus.models import head_kernels
+        from ludus.models.kernels import head as head_kernels
 
         return head_kernels.gradients_in_place(
             logits,

@@ -11,9 +11,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
-from ludus.models.fused import unswap
-from ludus.models.lean import is_lean
-from ludus.models.packed_attention import outside_of_compilation
+from ludus.models.attention.packed import outside_of_compilation
+from ludus.models.layers.inference import unswap
+from ludus.models.layers.training import is_lean
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ludus.config import LoraConfig
 from ludus.errors import ConfigError, nearest
-from ludus.models.save import save_model, written_whole
+from ludus.models.loading.save import save_model, written_whole
 from ludus.trainer.state import named_tensors
 
 ADAPTER = "default"

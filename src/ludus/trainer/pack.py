@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.models.packed_attention import Segments
+from ludus.models.attention.packed import Segments
 from ludus.models.transfer import placed
 from ludus.types import Sequence
 

@@ -20,12 +20,12 @@ from transformers import PreTrainedModel
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
-from ludus.models.lean import join
+from ludus.models.layers.training import join
 from ludus.models.transfer import fetched, placed
-from ludus.trainer.archer import Archer
 from ludus.trainer.budget import Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
-from ludus.trainer.critic import Critic
+from ludus.trainer.critics.archer import Archer
+from ludus.trainer.critics.value import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.layers import checkpoint_layers, compile_layers, compiles
 from ludus.trainer.lora import has_adapters, merged_tensors

@@ -17,9 +17,9 @@ from typing import Any
 import httpx
 
 from ludus.controller.agentrl.front import FrontDoor
-from ludus.controller.server import Controller, Settings
-from ludus.controller.serving import serving
-from ludus.controller.worker import Worker
+from ludus.controller.service.server import Controller, Settings
+from ludus.controller.service.serving import serving
+from ludus.controller.worker.worker import Worker
 from ludus.environments import Reply, make
 from ludus.environments.author import AuthoredEnvironment
 

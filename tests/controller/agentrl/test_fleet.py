@@ -12,9 +12,9 @@ import pytest
 from ludus.controller.agentrl import fleet as fleets
 from ludus.controller.agentrl.fleet import Fleet
 from ludus.controller.agentrl.wires import Answer
-from ludus.controller.ids import new_key, number_of
-from ludus.controller.protocol import Act, Close, Open, Opened, Start
-from ludus.controller.server import Controller, Settings
+from ludus.controller.records import Act, Close, Open, Opened, Start
+from ludus.controller.service.ids import new_key, number_of
+from ludus.controller.service.server import Controller, Settings
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
 from ludus.types import Action, Task
 

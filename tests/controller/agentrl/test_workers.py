@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ludus.controller.agentrl import workers
-from ludus.controller.remote import RemoteClient
+from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Task, ToolCall
 from tests.controller.agentrl.peers import Api, Plane, until

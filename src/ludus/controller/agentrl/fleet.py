@@ -19,9 +19,10 @@ from ludus.controller.agentrl.grpc import GrpcWire, Listener, indices_of
 from ludus.controller.agentrl.translate import Index, split_of
 from ludus.controller.agentrl.wires import HttpWire, Wire
 from ludus.controller.agentrl.workers import AgentrlWorker
-from ludus.controller.protocol import Described, Ended, Register, decode
-from ludus.controller.server import Controller
+from ludus.controller.records import Described, Ended, Register
+from ludus.controller.service.server import Controller
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
+from ludus.wire.codec import decode
 
 RECONCILE_S = 4.0
 """How often a worker is asked what it has: also what tells that it is alive, for their own beats come every 8 s only."""

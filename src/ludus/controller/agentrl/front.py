@@ -35,12 +35,13 @@ from ludus.controller.agentrl.translate import (
 )
 from ludus.controller.agentrl.wires import read_json
 from ludus.controller.agentrl.workers import DIALECT
-from ludus.controller.hangups import while_connected
-from ludus.controller.ids import number_of, session_id_of
-from ludus.controller.protocol import Act, AskTasks, Close, Open, Renew, Start, decode, encode, fault_of
-from ludus.controller.server import Controller
+from ludus.controller.records import Act, AskTasks, Close, Open, Renew, Start
+from ludus.controller.service.hangups import while_connected
+from ludus.controller.service.ids import number_of, session_id_of
+from ludus.controller.service.server import Controller
 from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, nearest
 from ludus.types import Action, Message, Observation, Stop, Task
+from ludus.wire.codec import decode, encode, fault_of
 
 _seeds = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 PREFIX = "/api"

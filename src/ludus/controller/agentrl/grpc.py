@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ludus.controller.agentrl.wires import CALLS, Answer, read_json
-from ludus.controller.protocol import encode
-from ludus.controller.tokens import is_loopback
+from ludus.controller.service.access import is_loopback
 from ludus.errors import ConfigError, WorkerLost
+from ludus.wire.codec import encode
 
 METHOD = "/agentbench.Controller/WorkerStream"
 MAX_BYTES = 100 * 2**20

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import httpx
 import msgspec
 
-from ludus.controller.protocol import encode
 from ludus.errors import EnvironmentFailed, WorkerLost, describe
+from ludus.wire.codec import encode
 
 CALLS: Mapping[str, str] = {
     "start_sample": "POST",

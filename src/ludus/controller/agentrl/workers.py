@@ -19,10 +19,11 @@ from typing import Any
 
 from ludus.controller.agentrl.translate import Index, Json, index_of, observation_of, spoken, tasks_of
 from ludus.controller.agentrl.wires import Answer, Wire, read_json
-from ludus.controller.ids import number_of, session_id_of
-from ludus.controller.protocol import Act, AskTasks, Close, OpenHere, Running, Solve, Start, encode
+from ludus.controller.records import Act, AskTasks, Close, OpenHere, Running, Solve, Start
+from ludus.controller.service.ids import number_of, session_id_of
 from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Message, Observation, Task
+from ludus.wire.codec import encode
 
 DIALECT = "agentrl"
 END_S = 5.0

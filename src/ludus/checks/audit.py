@@ -1,0 +1,214 @@
+"""What nobody must be paid for, and what no prompt may tell. Promise: decides from what was played alone; it plays nothing itself.
+
+Players who do not try, who say the same again and again, or who go after the reward instead of the task, must earn nothing that the task
+does not give. `ludus env check` (check.py) plays them and asks here what that means.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ludus.checks.trial import Trial
+from ludus.types import Action, Tool, ToolCall
+
+MARGIN = 1e-6
+MANY = 0.75
+"""One action that solves more than this share of the tasks leaves nothing to learn."""
+LEAKS = 0.34
+"""By how much the share of prompts that tell their own answer may exceed the share that tell another task's."""
+ENOUGH = 4
+"""Tasks below which shares are not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    level: Literal["error", "warning"]
+    what: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.level}: {self.what}\n    -> {self.fix}"
+
+
+# ------------------------------------------------------------------------------------------------ the players
+
+
+def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
+    """What cannot be carried out, each with its name."""
+    bad = [
+        ("an empty answer", Action()),
+        ("babble", Action(content="?! blah")),
+        ("an unreadable call", Action(problem="not JSON")),
+    ]
+    calls = [("an unknown tool", ToolCall("no_such_tool", {}))]
+    for tool in tools:
+        names, required = list(tool.parameters.get("properties", {})), tool.parameters.get("required", ())
+        calls.append((f"an unknown argument of {tool.name}", ToolCall(tool.name, {"no_such_argument": 1})))
+        if required:
+            calls.append((f"{tool.name} without arguments", ToolCall(tool.name, {})))
+        if names:
+            calls.append(
+                (f"a wrong type for {tool.name}", ToolCall(tool.name, {name: {"a": [None]} for name in names}))
+            )
+    return bad + [(what, Action(tool_calls=(call,))) for what, call in calls]
+
+
+def idle_actions() -> list[tuple[str, Action]]:
+    """Of players that do not try: each says this every turn."""
+    return bad_actions(())
+
+
+def constant_actions(trials: Sequence[Trial], tools: Sequence[Tool]) -> list[Action]:
+    """Worth saying every turn: what players said most often, and every tool with the least that it takes."""
+    said = Counter(repr(action) for trial in trials for action in trial.actions)
+    by_text = {repr(action): action for trial in trials for action in trial.actions}
+    common = [by_text[text] for text, _ in sorted(said.items(), key=lambda item: (-item[1], item[0]))[:3]]
+    return common + [Action(tool_calls=(ToolCall(tool.name, _least(tool.parameters)),)) for tool in tools]
+
+
+def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
+    """Where a turn in the middle paid, it is done again and again, and undone and done again."""
+    for turn, seen in enumerate(trial.observations[1:]):
+        if seen.reward > 0 and not seen.done:
+            so_far, again = list(trial.actions[: turn + 1]), trial.actions[turn]
+            before = trial.actions[turn - 1] if turn else Action()
+            yield (so_far + [again] * max_turns)[:max_turns]
+            yield (so_far + [before, again] * max_turns)[:max_turns]
+
+
+# ------------------------------------------------------------------------------------------------ what their trials mean
+
+
+def idle_findings(what: str, trials: Sequence[Trial]) -> list[Finding]:
+    paid = [trial for trial in trials if earned(trial) > MARGIN or trial.success]
+    if not paid:
+        return []
+    return [
+        Finding(
+            "error",
+            f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
+            f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
+            "an action that is not carried out must leave everything as it is, and no turn may pay for itself",
+        )
+    ]
+
+
+def constant_findings(action: Action, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
+    """`best` is what the solver earned, by task."""
+    found = excess_findings(f"{spoken(action)}, said every turn,", trials, best=best)
+    solved = sum(trial.success for trial in trials)
+    if len(trials) >= ENOUGH and solved > MANY * len(trials):
+        found.append(
+            Finding(
+                "error",
+                f"{spoken(action)}, said every turn, solves {solved} of {len(trials)} tasks",
+                "the task must decide which action is right; look at what ends a session with a reward",
+            )
+        )
+    return found
+
+
+def excess_findings(who: str, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
+    """More than the solver, and more than 1, is more than there is."""
+    for trial in trials:
+        if trial.task.id in best and earned(trial) > max(1.0, best[trial.task.id]) + MARGIN:
+            return [
+                Finding(
+                    "error",
+                    f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
+                    "pay for what is reached, once: keep what was paid, and pay the difference",
+                )
+            ]
+    return []
+
+
+def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
+    for trial in trials:
+        for seen in trial.observations:
+            if seen.invalid and seen.reward > MARGIN:
+                return [
+                    Finding(
+                        "error",
+                        f"an invalid action at {trial.task.id!r} pays {seen.reward:g}",
+                        "what is refused must not be rewarded",
+                    )
+                ]
+    return []
+
+
+def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
+    """`answers`: a task's first prompt, and the parts of the answer that wins at once. Told more often than by chance is told."""
+    answers = [(prompt, parts) for prompt, parts in answers if parts]
+    if len(answers) < ENOUGH:
+        return []
+    own = [tells(prompt, parts) for prompt, parts in answers]
+    others = [
+        tells(prompt, parts) for i, (prompt, _) in enumerate(answers) for j, (_, parts) in enumerate(answers) if i != j
+    ]
+    if sum(own) / len(own) - sum(others) / len(others) <= LEAKS:
+        return []
+    parts = answers[own.index(True)][1]
+    return [
+        Finding(
+            "error",
+            f"the final answer stands in the first prompt of {sum(own)} of {len(own)} tasks, e.g. {', '.join(parts)[:60]!r}",
+            "take it out; or, where the prompt lists what may be answered, set the class attribute lists_answers = True",
+        )
+    ]
+
+
+def tells(prompt: str, parts: Sequence[str]) -> bool:
+    told = prompt.casefold()
+    return all(re.search(rf"(?<!\w){re.escape(part.casefold())}(?!\w)", told) for part in parts)
+
+
+def answer_parts(action: Action) -> tuple[str, ...]:
+    """What is said in an action, without the words of its form: the values of its arguments, or its text."""
+    if not action.tool_calls:
+        return (action.content.strip(),) if action.content.strip() else ()
+    return tuple(
+        text for call in action.tool_calls for value in call.arguments.values() for text in _leaves(value) if text
+    )
+
+
+def prompt_of(trial: Trial) -> str:
+    """Everything that a model reads before its first turn."""
+    first = trial.observations[0]
+    tools = [f"{tool.name} {tool.description} {tool.parameters}" for tool in first.tools or ()]
+    return "\n".join([*(message.content for message in first.messages), *tools])
+
+
+def earned(trial: Trial) -> float:
+    return sum(seen.reward for seen in trial.observations)
+
+
+def spoken(action: Action) -> str:
+    calls = ", ".join(
+        f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})" for call in action.tool_calls
+    )
+    return repr((calls or action.content)[:60])
+
+
+def _leaves(value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [text for each in value.values() for text in _leaves(each)]
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _leaves(each)]
+    return [] if value is None or isinstance(value, bool) else [str(value).strip()]
+
+
+def _least(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """The least that a tool's parameters accept, as far as their types say."""
+    values: dict[str, Any] = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {}}
+    properties = schema.get("properties", {})
+    return {
+        name: properties[name]["enum"][0]
+        if properties[name].get("enum")
+        else values.get(str(properties[name].get("type")), "")
+        for name in schema.get("required", ())
+        if name in properties
+    }

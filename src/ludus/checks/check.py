@@ -1,0 +1,439 @@
+"""Tells an author what is wrong before any training. Promise: whatever the environment does, the check ends with a report.
+
+It plays with a random player and, where there is one, the environment's own solver, through the same host that training uses; then with
+players who do not try, or try to be paid for nothing. What their sessions mean is decided in check_audit.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ludus.checks import audit
+from ludus.checks.audit import Finding
+from ludus.checks.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
+from ludus.config import RolloutConfig
+from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment, isolation_of
+from ludus.environments.registry import source_of
+from ludus.environments.sandboxing import Provider
+from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
+from ludus.hosting.answers import serialisable
+from ludus.hosting.host import Host
+from ludus.types import Action, Observation, Task, Tool
+
+T = TypeVar("T")
+_NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
+_LONG_CHARS = RolloutConfig().max_observation_chars
+AUDITED = 6
+"""Tasks that each player of the audit plays."""
+MAX_HANGS = 2
+"""Calls that did not return, after which the check ends: every session would wait as long again, for hours."""
+DRAWS = 4
+"""Times in a row that playing a task must move the global random state before its environment is blamed."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """`facts` is what was measured, in words, e.g. {"solver": "20 of 20 solved"}."""
+
+    environment: str
+    findings: tuple[Finding, ...]
+    facts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+    @property
+    def ok(self) -> bool:
+        return not self.errors
+
+    def __str__(self) -> str:
+        lines = [self.environment, *(f"  {name}: {fact}" for name, fact in self.facts.items())]
+        return "\n".join([*lines, *(f"  {finding}" for finding in self.findings), "  ok" if self.ok else "  not ok"])
+
+
+def check(environment: Environment, *, num_tasks: int = 20, sandboxes: Provider | None = None) -> Report:
+    """Plays up to `num_tasks` tasks of each split. `sandboxes` are for an environment that declares one."""
+    return asyncio.run(_Examination(environment, num_tasks=num_tasks, sandboxes=sandboxes).run())
+
+
+class _HangsAgain(Exception):
+    """Nothing more can be learnt from this environment."""
+
+
+class _Examination:
+    def __init__(self, environment: Environment, *, num_tasks: int, sandboxes: Provider | None = None) -> None:
+        self.environment = environment
+        self.num_tasks = num_tasks
+        self.sandboxes = sandboxes
+        self.host = Host(sandboxes=sandboxes)
+        self.findings: dict[str, Finding] = {}
+        self.facts: dict[str, str] = {}
+        self.tasks: dict[str, list[Task]] = {split: [] for split in SPLITS}
+        self.num_hangs = 0
+
+    async def draws_again(self, sample: list[Task]) -> bool:
+        """Somebody drew from the global state. An environment does so every time; a library's thread (a websocket's ping) hardly does."""
+        facts, findings = dict(self.facts), dict(self.findings)
+        try:
+            for task in sample:
+                if await self._always_draws(task):
+                    return True
+            return False
+        finally:
+            self.facts, self.findings = facts, findings
+
+    async def _always_draws(self, task: Task) -> bool:
+        for _ in range(DRAWS):
+            before = _random_states()
+            await self.examine_play([task])
+            if before == _random_states():
+                return False
+        return True
+
+    async def run(self) -> Report:
+        try:
+            await self.examine_all()
+        except _HangsAgain:
+            self.warning("not examined any further", f"{MAX_HANGS} calls did not return; mend that first")
+        await self.host.close()
+        return Report(self.environment.name, tuple(self.findings.values()), self.facts)
+
+    async def examine_all(self) -> None:
+        await self.examine_tasks()
+        sample = [task for split in SPLITS for task in _spread(self.tasks[split], self.num_tasks)]
+        if sample:
+            before = _random_states()
+            await self.examine_play(sample)
+            if before != _random_states() and await self.draws_again(sample):
+                self.error(
+                    "it draws from the global random state",
+                    "draw from the `rng` that setup gets, or make your own random.Random",
+                )
+
+    async def examine_play(self, sample: Sequence[Task]) -> None:
+        await self.examine_first_prompt(sample)
+        randoms = await self.examine_player("random player", sample, mistakes=1.0)
+        solver = await self.examine_player("solver", sample, mistakes=0.0)
+        await self.examine_repetition([*randoms, *solver])
+        await self.examine_after_done([*randoms, *solver])
+        await self.examine_bad_actions(sample[0])
+        await self.examine_idle_players(sample)
+        await self.examine_reward_seekers(sample, randoms=randoms, solver=solver)
+        await self.examine_answers(solver)
+        await self.examine_close(sample[0])
+
+    # ------------------------------------------------------------------------------------------------ what is examined
+
+    async def examine_tasks(self) -> None:
+        if isolation_of(self.environment) == "process":
+            self.facts["isolation"] = "process (not in this check, which plays in its own)"
+        for split in SPLITS:
+            async with self.noting(f"tasks({split!r}) must return a list of plain dicts"):
+                self.tasks[split] = await in_time(self.host.tasks(self.environment, split), where=f"tasks({split!r})")
+                self.facts[f"{split} tasks"] = str(len(self.tasks[split]))
+                if not self.tasks[split] and split in REQUIRED_SPLITS:
+                    self.error(f"no {split} tasks", f"return at least one dict from tasks({split!r})")
+        contents = {split: {_content(task) for task in self.tasks[split]} for split in SPLITS}
+        for other in REQUIRED_SPLITS:
+            if contents["dev"] and contents["dev"] == contents[other]:  # a class that knows two splits only
+                self.facts["dev tasks"], self.tasks["dev"], contents["dev"] = f"those of {other}", [], set()
+        for one, other in itertools.combinations(SPLITS, 2):
+            if shared := contents[one] & contents[other]:
+                self.error(
+                    f"{len(shared)} {other} tasks are also {one} tasks, e.g. {min(shared)[:80]}",
+                    "keep the splits disjoint by content",
+                )
+        self.examine_task_data([task for split in SPLITS for task in self.tasks[split]])
+
+    def examine_task_data(self, tasks: Sequence[Task]) -> None:
+        ids = [task.id for task in tasks]
+        if len(set(ids)) < len(ids):
+            twice = next(id for id in ids if ids.count(id) > 1)
+            self.error(f"task id {twice!r} is given twice", "make the `id` of every task unique")
+        if bad := [task.id for task in tasks if not serialisable(dict(task.data))]:
+            self.error(
+                f"data of task {bad[0]!r} is not JSON",
+                "use only str, int, float, bool, None, list and dict with str keys",
+            )
+        if self.environment.max_turns is None:
+            self.warning("no max_turns", "set the class attribute max_turns, or the run's limit applies")
+
+    async def examine_first_prompt(self, sample: Sequence[Task]) -> None:
+        fix = "let the task's data decide the problem; `rng` is for noise after the start (attempts at a task are compared)"
+        for task in sample[:5]:
+            async with self.noting("start must return without failing"):
+                starts = [
+                    await repeat(self.environment, task, host=self.host, seed=seed, actions=()) for seed in range(3)
+                ]
+                if len({start.print for start in starts}) > 1:
+                    self.error(f"the first prompt of {task.id!r} changes with the seed", fix)
+                self.examine_tools(starts[0].observations[0].tools or ())
+
+    def examine_tools(self, tools: Iterable[Tool]) -> None:
+        for tool in tools:
+            parameters = tool.parameters
+            named = set(parameters.get("properties", {})) >= set(parameters.get("required", ()))
+            if not _NAME.match(tool.name) or parameters.get("type") != "object" or not named:
+                self.error(
+                    f"tool {tool.name!r} has no valid schema",
+                    "give it a name of letters and a JSON schema of type object",
+                )
+            if not tool.description:
+                self.warning(f"tool {tool.name!r} has no description", "write a docstring: the model reads it")
+
+    async def examine_player(self, player: str, sample: Sequence[Task], *, mistakes: float) -> list[Trial]:
+        trials: list[Trial] = []
+        for seed, task in enumerate(sample):
+            async with self.noting(f"found by the {player}; `ludus env play` shows the way there"):
+                try:
+                    trials.append(await attempt(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
+                except ConfigError as error:
+                    self.facts[player] = "none"
+                    self.warning(
+                        str(error), "write it, and warm starts and this check can play: see the built-in worlds"
+                    )
+                    return trials
+        if trials:
+            self.facts[player] = _summary(trials)
+            self.examine_success(player, trials, solving=mistakes == 0.0)
+        return trials
+
+    def examine_success(self, player: str, trials: Sequence[Trial], *, solving: bool) -> None:
+        rate = sum(trial.success for trial in trials) / len(trials)
+        if solving and rate == 0:
+            self.error(
+                "the solver never succeeds",
+                "a full reward of 1 (or a metric `success`) must be in its reach within max_turns",
+            )
+        elif solving and rate < 0.9:
+            self.warning(
+                f"the solver succeeds in {rate:.0%} only",
+                "fine where chance decides; else mend the solver or raise max_turns",
+            )
+        elif not solving and rate > 0.9:
+            self.warning(f"a random player succeeds in {rate:.0%}", "there is little to learn; make the tasks harder")
+        longest = max(
+            len(message.content) for trial in trials for seen in trial.observations for message in seen.messages
+        )
+        if longest > _LONG_CHARS:
+            self.warning(
+                f"an observation has {longest} characters", f"beyond {_LONG_CHARS} it is cut in training; say less"
+            )
+
+    async def examine_repetition(self, trials: Sequence[Trial]) -> None:
+        fix = "draw only from the `rng` of setup; iterate over no set; read no clock and no id()"
+        began = time.monotonic()
+        for trial in trials:
+            async with self.noting("the same actions went well before"):
+                again = await repeat(
+                    self.environment, trial.task, host=self.host, seed=trial.seed, actions=trial.actions
+                )
+                if again.print != trial.print:
+                    self.error(
+                        f"{trial.task.id!r} with the same seed and actions went differently: {_difference(trial, again)}",
+                        fix,
+                    )
+        async with self.noting(fix):
+            if trials and (source := self.source()):
+                elsewhere = partial(
+                    repeat_elsewhere,
+                    splits=[split for split in SPLITS if self.tasks[split]],
+                    sandboxes=self.sandboxes_source(),
+                    timeout_s=120 + 4 * (time.monotonic() - began),
+                )
+                prints = await asyncio.to_thread(elsewhere, self.environment, trials, source=source)
+                expected = [
+                    fingerprint(task for split in SPLITS for task in self.tasks[split]),
+                    *(trial.print for trial in trials),
+                ]
+                if prints[0] != expected[0]:
+                    self.error("another process has other tasks", fix)
+                elif prints != expected:
+                    self.error("the same trial went differently in another process with another hash seed", fix)
+
+    def source(self) -> str:
+        """Where another process finds the class, or nothing."""
+        if self.sandboxed:
+            self.facts["sandbox"] = str(getattr(self.environment, "sandbox", ""))
+            if not self.sandboxes_source():
+                self.facts["sandbox"] += " (of this process alone, so nothing was repeated in another)"
+                return ""
+        source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
+        if not source:
+            note = self.warning if isolation_of(self.environment) == "none" else self.error
+            note(
+                "not checked in another process",
+                "define the class at the top of a module, with options that are plain data",
+            )
+        return source
+
+    @property
+    def sandboxed(self) -> bool:
+        return bool(getattr(self.environment, "sandbox", "none") != "none")
+
+    def sandboxes_source(self) -> str:
+        """Where another process finds what gives sandboxes, if they are needed."""
+        cls = type(self.sandboxes)
+        known = self.sandboxed and self.sandboxes is not None and "<locals>" not in cls.__qualname__
+        return f"{cls.__module__}:{cls.__qualname__}" if known else ""
+
+    async def examine_after_done(self, trials: Sequence[Trial]) -> None:
+        trial = next((trial for trial in trials if trial.done and trial.actions), None)
+        if trial is None:
+            return
+        async with self.noting("the same actions went well before"):
+            session = await self.host.open(self.environment, trial.task, seed=trial.seed)
+            await in_time(session.start(), where="start")
+            for action in trial.actions:
+                await in_time(session.act(action), where="act")
+            try:
+                late = await in_time(session.act(trial.actions[-1]), where="act after done")
+            except EnvironmentFailed:
+                return  # refusing is right
+            finally:
+                await session.close()
+            if late.reward:
+                self.error(
+                    f"act after done pays {late.reward} again", "pay a reward once; raise when the session is over"
+                )
+
+    async def examine_bad_actions(self, task: Task) -> None:
+        tools: tuple[Tool, ...] = ()
+        async with self.noting("start must return without failing"):
+            tools = (await repeat(self.environment, task, host=self.host, seed=0, actions=())).observations[
+                0
+            ].tools or ()
+        for what, action in audit.bad_actions(tools):
+            async with self.noting(f"{what} must give an observation with invalid=True, not an exception"):
+                seen = (await repeat(self.environment, task, host=self.host, seed=0, actions=[action])).observations[-1]
+                if tools and not seen.invalid:
+                    self.warning(
+                        f"{what} was not refused", "return an observation with invalid=True, so that it is counted"
+                    )
+
+    async def examine_idle_players(self, sample: Sequence[Task]) -> None:
+        for what, action in audit.idle_actions():
+            async with self.noting(f"{what} must give an observation, every time"):
+                trials = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                self.note(audit.idle_findings(what, trials) + audit.paid_though_invalid(trials))
+
+    async def examine_reward_seekers(
+        self, sample: Sequence[Task], *, randoms: Sequence[Trial], solver: Sequence[Trial]
+    ) -> None:
+        solved = [trial for trial in solver if trial.success]
+        best = {trial.task.id: audit.earned(trial) for trial in solved}
+        trials = [*randoms, *solver]
+        self.note(audit.paid_though_invalid(trials) + audit.excess_findings("a random player", randoms, best=best))
+        tools = trials[0].observations[0].tools or () if trials else ()
+        async with self.noting("the same actions went well before"):
+            for action in audit.constant_actions(trials, tools):
+                constant = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                self.note(audit.constant_findings(action, constant, best=best) + audit.paid_though_invalid(constant))
+            for trial in _spread(solved, AUDITED):
+                for actions in itertools.islice(audit.farming_actions(trial, max_turns=self.max_turns), AUDITED):
+                    farmed = await repeat(
+                        self.environment, trial.task, host=self.host, seed=trial.seed, actions=actions
+                    )
+                    self.note(audit.excess_findings("a player that does what paid again", [farmed], best=best))
+
+    async def examine_answers(self, trials: Sequence[Trial]) -> None:
+        """Where the solver's last action wins as the first one too, it is an answer, and no prompt may tell it."""
+        if getattr(getattr(self.environment, "author", self.environment), "lists_answers", False):
+            self.facts["answers"] = "listed in the prompt, as the environment declares"
+            return
+        answers = []
+        async with self.noting("the same action went well before"):
+            for trial in _spread([trial for trial in trials if trial.success and trial.actions], 2 * AUDITED):
+                last = trial.actions[-1:]
+                alone = await repeat(self.environment, trial.task, host=self.host, seed=trial.seed, actions=last)
+                if alone.success:
+                    answers.append((audit.prompt_of(trial), audit.answer_parts(last[0])))
+        self.note(audit.leak_findings(answers))
+
+    async def constantly(self, task: Task, action: Action) -> Trial:
+        return await repeat(self.environment, task, host=self.host, seed=0, actions=[action] * self.max_turns)
+
+    @property
+    def max_turns(self) -> int:
+        return self.environment.max_turns or MAX_TURNS
+
+    async def examine_close(self, task: Task) -> None:
+        async with self.noting("close must work twice, also on a session that never started"):
+            for started in (False, True):
+                hosted = await self.host.open(self.environment, task, seed=0)
+                if started:
+                    await in_time(self.host.call(hosted.authored.start, where="start"), where="start")
+                for _ in range(2):
+                    await in_time(self.host.call(hosted.authored.close, where="close"), where="close")
+                await hosted.close()
+
+    # ------------------------------------------------------------------------------------------------ notes
+
+    def note(self, findings: Iterable[Finding]) -> None:
+        for finding in findings:
+            self.findings.setdefault(_kind(finding.what), finding)
+
+    def error(self, what: str, fix: str) -> None:
+        self.findings.setdefault(_kind(what), Finding("error", what, fix))
+
+    def warning(self, what: str, fix: str) -> None:
+        self.findings.setdefault(_kind(what), Finding("warning", what, fix))
+
+    @asynccontextmanager
+    async def noting(self, fix: str) -> AsyncIterator[None]:
+        try:
+            yield
+        except EnvironmentFailed as error:
+            self.error(str(error), fix)
+            self.num_hangs += isinstance(error, TurnTimeout)
+            if self.num_hangs >= MAX_HANGS:
+                raise _HangsAgain from None
+
+
+def _summary(trials: Sequence[Trial]) -> str:
+    turns = sum(len(trial.actions) for trial in trials) / len(trials)
+    return f"{sum(trial.success for trial in trials)} of {len(trials)} solved, {turns:.1f} turns on average"
+
+
+def _difference(one: Trial, other: Trial) -> str:
+    pairs = zip(one.observations, other.observations, strict=False)
+    turn = next((i for i, (a, b) in enumerate(pairs) if fingerprint([a]) != fingerprint([b])), None)
+    if turn is None:
+        return f"{len(one.observations)} and {len(other.observations)} observations"
+    return f"turn {turn}: {_text(one.observations[turn])!r} and {_text(other.observations[turn])!r}"
+
+
+def _text(observation: Observation) -> str:
+    return f"{observation.messages[-1].content[:60] if observation.messages else ''} (reward {observation.reward})"
+
+
+def _kind(what: str) -> str:
+    """Findings that differ only in task ids and numbers are one finding."""
+    return re.sub(r"\S+/(train|dev|test)/\S+|\d+", "", what)
+
+
+def _content(task: Task) -> str:
+    return json.dumps({key: value for key, value in task.data.items() if key != "id"}, sort_keys=True, default=repr)
+
+
+def _spread(tasks: Sequence[T], count: int) -> list[T]:
+    """Tasks from all over the list: the first ones are often the easy ones."""
+    return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
+
+
+def _random_states() -> tuple[Any, Any]:
+    state: Any = np.random.get_state()
+    return random.getstate(), (state[1].tobytes(), *state[2:])

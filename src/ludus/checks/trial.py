@@ -1,0 +1,161 @@
+"""Playing an environment without a model, and playing the same actions again, here or in another process.
+
+`python -m ludus.checks.trial` is that other process: it reads what to repeat as JSON and prints the prints of what it saw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ludus.environments.environment import Environment
+from ludus.environments.registry import find, make, search_path
+from ludus.errors import EnvironmentFailed, TurnTimeout
+from ludus.hosting.host import Host
+from ludus.types import Action, Observation, Task, ToolCall
+
+MAX_TURNS = 32
+"""For an environment that names no limit of its own."""
+TURN_S = 30.0
+"""Enough to start a Java machine or a browser on a machine that has other things to do."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A session played to its end: the first observation, then one per action."""
+
+    task: Task
+    seed: int
+    actions: tuple[Action, ...]
+    observations: tuple[Observation, ...]
+
+    @property
+    def done(self) -> bool:
+        return self.observations[-1].done
+
+    @property
+    def success(self) -> bool:
+        metrics = {name: value for observation in self.observations for name, value in observation.metrics.items()}
+        reward = sum(observation.reward for observation in self.observations)
+        return metrics.get("success", float(reward >= 1 - 1e-6)) > 0
+
+    @property
+    def print(self) -> str:
+        return fingerprint(self.observations)
+
+
+async def attempt(environment: Environment, task: Task, *, host: Host, seed: int, mistakes: float) -> Trial:
+    """The solver plays; with `mistakes` 1.0 it is a random player."""
+    rng = random.Random(seed)
+    session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
+    try:
+        actions: list[Action] = []
+        observations = [await in_time(session.start(), where=f"{task.id}: start")]
+        while not observations[-1].done and len(actions) < (environment.max_turns or MAX_TURNS):
+            actions.append(
+                await in_time(session.solve(mistakes=mistakes, rng=rng), where=f"{task.id}: choosing an action")
+            )
+            observations.append(await in_time(session.act(actions[-1]), where=f"{task.id}: act"))
+    finally:
+        await session.close()
+    return Trial(task, seed, tuple(actions), tuple(observations))
+
+
+async def repeat(environment: Environment, task: Task, *, host: Host, seed: int, actions: Iterable[Action]) -> Trial:
+    """The same actions again, for as long as the session goes on."""
+    session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
+    try:
+        observations = [await in_time(session.start(), where=f"{task.id}: start")]
+        for action in actions:
+            if observations[-1].done:
+                break
+            observations.append(await in_time(session.act(action), where=f"{task.id}: act"))
+    finally:
+        await session.close()
+    return Trial(task, seed, tuple(actions), tuple(observations))
+
+
+async def in_time(work: Any, *, where: str) -> Any:
+    try:
+        async with asyncio.timeout(TURN_S):
+            return await work
+    except TimeoutError:
+        raise TurnTimeout(f"{where} did not return within {TURN_S:.0f} s") from None
+
+
+def fingerprint(value: Any) -> str:
+    """Equal for equal content, in any process."""
+    plain = [dataclasses.asdict(item) for item in value]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def repeat_elsewhere(
+    environment: Environment,
+    trials: Sequence[Trial],
+    *,
+    splits: Sequence[str],
+    source: str,
+    sandboxes: str = "",
+    timeout_s: float = 120.0,
+) -> list[str]:
+    """Prints of the tasks of these splits and of the repeated trials, from a new process with another hash seed.
+
+    `source` and `sandboxes` say where it finds the class of the environment, and of what gives it sandboxes.
+    """
+    wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
+    wanted |= {"splits": list(splits), "sandboxes": sandboxes}
+    wanted["trials"] = [
+        {"id": trial.task.id, "seed": trial.seed, "actions": [dataclasses.asdict(action) for action in trial.actions]}
+        for trial in trials
+    ]
+    other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    variables = {
+        **os.environ,
+        "PYTHONHASHSEED": other,
+        "PYTHONPATH": search_path(),
+    }
+    command = [sys.executable, "-m", "ludus.checks.trial"]
+    try:
+        answer = subprocess.run(
+            command, input=json.dumps(wanted), capture_output=True, text=True, env=variables, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired:
+        raise EnvironmentFailed(f"another process did not finish the same trials within {timeout_s:.0f} s") from None
+    if answer.returncode:
+        raise EnvironmentFailed(f"another process failed: {(answer.stderr.strip().splitlines() or ['no message'])[-1]}")
+    prints: list[str] = json.loads(answer.stdout.splitlines()[-1])
+    return prints
+
+
+async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
+    environment = make(wanted["name"], source=wanted["source"], options=wanted["options"])
+    tasks = {task.id: task for split in wanted["splits"] for task in environment.tasks(split)}
+    sandboxes = find(wanted["sandboxes"])() if wanted["sandboxes"] else None
+    host, prints = Host(sandboxes=sandboxes), [fingerprint(tasks.values())]
+    try:
+        for trial in wanted["trials"]:
+            actions = [_action(plain) for plain in trial["actions"]]
+            again = await repeat(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)
+            prints.append(again.print)
+    finally:
+        await host.close()
+        if sandboxes is not None:
+            sandboxes.close()
+    return prints
+
+
+def _action(plain: dict[str, Any]) -> Action:
+    return Action(plain["content"], tuple(ToolCall(**call) for call in plain["tool_calls"]), plain["problem"])
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(_repeat_all(json.load(sys.stdin)))))

@@ -1,0 +1,317 @@
+"""Sessions at a controller, behind the interface of local ones. Promise: every call ends, with its answer or the cause; none is done twice.
+
+    open, tasks ──▶ controller          one line
+    start, act, solve, close ──▶ worker one line per worker, shared by its sessions
+                         └─▶ controller where the worker cannot be reached from here: it relays the same calls
+
+A session lives as long as its lease; one task renews those of all live sessions. Waiting, dialling and repeating happen here; what is
+safe to repeat was decided by the protocol's ids.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import random
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+
+from ludus.controller.client.client import TURN_S
+from ludus.controller.records import (
+    Act,
+    AskTasks,
+    Close,
+    Described,
+    Ended,
+    Open,
+    Opened,
+    Renew,
+    Renewed,
+    Solve,
+    Start,
+    Withdraw,
+)
+from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
+from ludus.hosting.host import draw_player
+from ludus.types import Action, Observation, Task
+from ludus.wire.connection import Endpoint
+from ludus.wire.reconnect import Line, Unreachable, link_url
+
+LEASE_S = 60.0
+WAIT_S = 300.0
+PATIENCE_S = 30.0
+"""How long a controller may be away before its clients give up: long enough for a restart."""
+GRACE_S = 30.0
+"""Beyond its own limit, until a call counts as lost: the worker stops the environment's code, and needs a moment to say so."""
+TASKS_S = 120.0
+CLOSE_S = 5.0
+PAUSE_S = 0.2
+NOBODY, GONE = 404, 410
+"""Statuses: no worker has the environment; the request was given up."""
+_log = logging.getLogger(__name__)
+
+
+class RemoteClient:
+    """A Client at a controller. `await RemoteClient.connect(url)` makes one that knows which environments are there."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        token: str = "",
+        lease_s: float = LEASE_S,
+        wait_s: float = WAIT_S,
+        session_timeout_s: float = 3600.0,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """wait_s: how long a session may queue for a slot. session_timeout_s: what a worker allows a session in all."""
+        self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
+        self.patience_s = patience_s
+        self.controller = Line(
+            link_url(url),
+            peer=f"the controller {url}",
+            token=token,
+            patience_s=patience_s,
+            endpoints={"ended": Endpoint(Ended, self._ended)},
+        )
+        self.live: dict[str, RemoteSession] = {}
+        self._id = secrets.token_hex(8)
+        self._requests = itertools.count()
+        self._lines: dict[str, Line] = {}
+        self._described: dict[str, Described] = {}
+        self._renewing: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(cls, url: str, **settings: Any) -> RemoteClient:
+        client = cls(url, **settings)
+        try:
+            await client.refresh()
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def refresh(self) -> None:
+        """Asks the controller again which environments its workers offer."""
+        async with self._clock("environments", GRACE_S):
+            offered = await self.controller.call("environments", answer=tuple[Described, ...])
+        self._described = {environment.name: environment for environment in offered}
+
+    def environments(self) -> dict[str, Described]:
+        return dict(self._described)
+
+    async def tasks(self, environment: str, split: str) -> list[Task]:
+        if environment not in self._described:
+            known = sorted(self._described)
+            raise ConfigError(
+                f"no environment {environment!r} at {self.url}.{nearest(environment, known)} "
+                f"Known there: {', '.join(known) or 'none'}."
+            )
+        ask = AskTasks(environment, split)
+        async with self._clock("tasks", TASKS_S):
+            return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))
+
+    async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
+        wanted = Open(
+            task=task,
+            seed=seed,
+            request_id="-",
+            lease_s=self.lease_s,
+            wait_s=self.wait_s,
+            timeout_s=timeout_s,
+            session_timeout_s=self.session_timeout_s,
+        )
+        async with self._clock("open", self.wait_s + timeout_s + GRACE_S):
+            opened: Opened = await self._with_patience(lambda: self._open(wanted))
+        session = RemoteSession(opened, client=self, line=self._line_to(opened), timeout_s=timeout_s)
+        self.live[opened.session_id] = session
+        if self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew_for_ever())
+        return session
+
+    async def close(self) -> None:
+        await asyncio.gather(*(session.close() for session in list(self.live.values())))
+        if self._renewing is not None:
+            self._renewing.cancel()
+        await asyncio.gather(self.controller.close(), *(line.close() for line in self._lines.values()))
+
+    def new_request_id(self) -> str:
+        return f"{self._id}-{next(self._requests)}"
+
+    async def _open(self, wanted: Open) -> Opened:
+        wanted = msgspec.structs.replace(wanted, request_id=self.new_request_id())
+        try:
+            opened: Opened = await self.controller.call("open", wanted, answer=Opened)
+        except BaseException:
+            # nobody waits for it any more, but it may well be open by now; if this is not heard, its lease runs out
+            self.controller.tell("withdraw", Withdraw(wanted.request_id))
+            raise
+        return opened
+
+    async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
+        """An environment that was on offer and has no worker just now may have one again soon: workers and controllers are restarted.
+        A request that is gone was given up there, because its connection broke while it waited; it is made again."""
+        give_up = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return await ask()
+            except (ControllerFailed, WorkerLost) as error:
+                status = getattr(
+                    error, "status", NOBODY
+                )  # lost before anything was done: as if there had been no worker
+                if status not in (NOBODY, GONE) or time.monotonic() > give_up:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+    @asynccontextmanager
+    async def _clock(self, name: str, limit_s: float) -> AsyncIterator[None]:
+        clock = asyncio.timeout(limit_s)
+        try:
+            async with clock:
+                yield
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            raise ControllerFailed(f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s") from None
+
+    def _line_to(self, opened: Opened) -> Line:
+        if not opened.address:
+            return self.controller
+        if opened.address not in self._lines:
+            self._lines[opened.address] = Line(opened.address, peer=f"worker {opened.worker_id}")
+        return self._lines[opened.address]
+
+    def _ended(self, ended: Ended) -> None:
+        if (session := self.live.get(ended.session_id)) is not None:
+            session.end(ended.message or f"the session is over where it ran (cause: {ended.cause})")
+
+    # -------------------------------------------------------------------------------------------- leases
+
+    async def _renew_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self.lease_s / 3)
+            on: dict[Line, list[str]] = defaultdict(list)
+            for session_id, session in self.live.items():
+                on[session.line].append(session_id)
+            await asyncio.gather(*(self._renew(line, tuple(ids)) for line, ids in on.items()))
+
+    async def _renew(self, line: Line, session_ids: tuple[str, ...]) -> None:
+        """In time or not at all: whoever acts on a session that was lost meanwhile hears of it then."""
+        try:
+            async with asyncio.timeout(self.lease_s / 3):
+                over = await self._ended_among(session_ids, line=line)
+                if over and line is not self.controller:  # it may be somebody else's address; the controller knows
+                    over = await self._ended_among(over, line=self.controller)
+        except (LudusError, TimeoutError) as error:
+            _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
+            return
+        for session_id in over:
+            self._ended(Ended(session_id, cause="lease"))
+
+    async def _ended_among(self, session_ids: tuple[str, ...], *, line: Line) -> tuple[str, ...]:
+        """Renews the leases; answers with the sessions that have none any more."""
+        try:
+            renewed: Renewed = await line.call("renew", Renew(session_ids), answer=Renewed)
+        except Unreachable:
+            if line is self.controller:
+                raise
+            return session_ids
+        return renewed.ended
+
+
+class RemoteSession:
+    """A live session on a worker, as a client sees it."""
+
+    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "line")
+
+    def __init__(self, opened: Opened, *, client: RemoteClient, line: Line, timeout_s: float) -> None:
+        self.line = line
+        self._opened, self._client, self._timeout_s = opened, client, timeout_s
+        self._turn = 0
+        self._over = ""
+        self._clocks: set[asyncio.Timeout] = set()
+        self._closing: asyncio.Future[None] | None = None
+
+    async def start(self) -> Observation:
+        observation: Observation = await self._call("start", Start(*self._who), answer=Observation)
+        return observation
+
+    async def act(self, action: Action) -> Observation:
+        session_id, key = self._who
+        act = Act(session_id, self._turn, action, self._client.new_request_id(), key)
+        observation: Observation = await self._call("act", act, answer=Observation)
+        self._turn += 1
+        return observation
+
+    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
+        player, seed = draw_player(mistakes=mistakes, rng=rng)
+        session_id, key = self._who
+        action: Action = await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
+        return action
+
+    async def close(self) -> None:
+        """Returns within CLOSE_S and never raises; a caller that is cancelled meanwhile does not stop it."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    def end(self, reason: str) -> None:
+        """It is over on the other side: whoever waits for an answer hears so at once, and whoever calls later too."""
+        self._over = reason
+        self._client.live.pop(self._opened.session_id, None)
+        now = asyncio.get_running_loop().time()
+        for clock in self._clocks:
+            if not clock.expired():
+                clock.reschedule(now)
+
+    @property
+    def _who(self) -> tuple[str, str]:
+        return self._opened.session_id, self._opened.key
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._call("close", Close(*self._who))
+        except (LudusError, TimeoutError) as error:
+            if not self._over:
+                why = str(error) or f"no answer within {CLOSE_S:g} s"
+                _log.warning("session %s was not closed, its lease will end it: %s", self._opened.session_id, why)
+        finally:
+            self._client.live.pop(self._opened.session_id, None)
+
+    async def _call(self, name: str, body: Any, *, answer: Any = None) -> Any:
+        if self._over:
+            raise WorkerLost(self._over)
+        limit_s = self._timeout_s + GRACE_S
+        clock = asyncio.timeout(limit_s)
+        self._clocks.add(clock)
+        try:
+            async with clock:
+                return await self._route(name, body, answer=answer)
+        except TimeoutError:
+            if not clock.expired():
+                raise
+            late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
+            raise WorkerLost(self._over or late) from None
+        finally:
+            self._clocks.discard(clock)
+
+    async def _route(self, name: str, body: Any, *, answer: Any) -> Any:
+        controller = self._client.controller
+        if self.line is not controller:
+            try:
+                return await self.line.call(name, body, answer=answer)
+            except Unreachable:
+                pass  # gone, or out of reach from here: the controller knows which
+            except ControllerFailed as error:
+                if error.status != 404:
+                    raise
+                self.line = controller  # somebody else's address, or the session is over: the controller knows which
+        return await controller.call(name, body, answer=answer)

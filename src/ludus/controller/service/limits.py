@@ -1,0 +1,81 @@
+"""How much one client may ask. Promise: a request too large is refused before it is read, a client too fast hears 429."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from ludus.errors import ControllerFailed
+from ludus.wire.codec import encode, fault_of
+
+MAX_CLIENTS = 10_000
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class Rates:
+    """A bucket per client, that fills with `max_rate` calls a second up to one second's worth. 0: no limit."""
+
+    def __init__(self, max_rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_rate, self._clock = max_rate, clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, client: str) -> None:
+        if not self._max_rate:
+            return
+        now = self._clock()
+        full = max(1.0, self._max_rate)
+        calls, then = self._buckets.get(client, (full, now))
+        calls = min(full, calls + (now - then) * self._max_rate)
+        if calls < 1:
+            wait_s = (1 - calls) / self._max_rate
+            raise ControllerFailed(
+                f"{client!r} calls more than {self._max_rate:g} times a second; wait {wait_s:.2g} s", status=429
+            )
+        self._buckets[client] = calls - 1, now
+        self._buckets.move_to_end(client)
+        if len(self._buckets) > MAX_CLIENTS:
+            self._buckets.popitem(last=False)
+
+
+class SizeLimit:
+    """ASGI middleware: refuses by Content-Length, or by counting where there is none. The rest is never read."""
+
+    def __init__(self, app: Callable[..., Awaitable[None]], *, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            announced = dict(scope["headers"]).get(b"content-length", b"0")
+            if not announced.isdigit() or int(announced) > self._max_bytes:
+                await self._refuse(send)
+                return
+            receive = self._counted(receive)
+        await self._app(scope, receive, send)
+
+    def _counted(self, receive: Receive) -> Receive:
+        total = 0
+
+        async def counted() -> Message:
+            nonlocal total
+            message = await receive()
+            total += len(message.get("body", b""))
+            if total > self._max_bytes:
+                raise self._too_large
+            return message
+
+        return counted
+
+    @property
+    def _too_large(self) -> ControllerFailed:
+        return ControllerFailed(f"the request is larger than {self._max_bytes} bytes", status=413)
+
+    async def _refuse(self, send: Send) -> None:
+        body = encode(fault_of(self._too_large))
+        length = str(len(body)).encode()
+        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": body})

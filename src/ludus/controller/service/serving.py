@@ -1,0 +1,138 @@
+"""Runs a controller as a service: a socket, a web server, signals. Promise: one line on stdout says where it listens, once it does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import NamedTuple
+
+import uvicorn
+
+from ludus.controller.agentrl.front import FrontDoor
+from ludus.controller.service.api import make_app
+from ludus.controller.service.logs import log_json_lines
+from ludus.controller.service.server import Controller, Settings
+from ludus.errors import ControllerFailed
+from ludus.wire.codec import MAX_FRAME_BYTES
+
+STOP_S = 3
+"""How long calls in progress may take to end after SIGTERM."""
+
+
+class Served(NamedTuple):
+    controller: Controller
+    url: str
+    door: FrontDoor
+
+
+def serve_controller(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT."""
+    log_json_lines()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with serving(settings) as served:
+        print(f"ludus controller ready at {served.url}", flush=True)
+        if served.door.fleet.port:
+            print(f"AgentRL workers by gRPC at grpc://127.0.0.1:{served.door.fleet.port}", flush=True)
+        await stop.wait()
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[Served]:
+    """A controller that listens, for as long as the block lasts."""
+    controller = Controller(settings)
+    with contextlib.closing(_bound(settings.host, settings.port)) as bound:
+        await controller.begin()
+        door = FrontDoor(controller)
+        server = _Server(_config(controller, door))
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        try:
+            await server.ready.wait()
+            if settings.agentrl_grpc_port is not None:
+                await door.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
+            yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}", door)
+        finally:
+            controller.leave()
+            server.stop()
+            await task
+            await door.close()
+            await controller.end()
+
+
+def _config(controller: Controller, door: FrontDoor) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(controller, doors=[door.router]),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        date_header=False,
+        ws="websockets-sansio",
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,
+        ws_ping_timeout=60,  # a client that trains may be deaf for a while; a worker's heartbeat is stricter
+        timeout_graceful_shutdown=STOP_S,
+    )
+
+
+class _Server(uvicorn.Server):
+    """Signals are ours: uvicorn would raise them again before the journal is written."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready, self._stopping = asyncio.Event(), asyncio.Event()
+
+    def stop(self) -> None:
+        self.should_exit = True
+        self._stopping.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    async def main_loop(self) -> None:
+        await self._stopping.wait()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except BaseException:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        raise ControllerFailed(
+            f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
+        ) from None
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory

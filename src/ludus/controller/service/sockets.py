@@ -1,0 +1,179 @@
+"""What clients and workers may call over their links: two closed tables. Promise: who is not allowed in is told so before a link exists."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from ludus.controller.records import (
+    Act,
+    AskTasks,
+    Close,
+    Ended,
+    Heartbeat,
+    Open,
+    Register,
+    Registered,
+    Renew,
+    Solve,
+    Start,
+    Withdraw,
+)
+from ludus.controller.service.server import Controller
+from ludus.controller.service.worker_proxy import LinkWorker
+from ludus.errors import ControllerFailed, LudusError
+from ludus.wire.codec import encode, fault_of
+from ludus.wire.connection import Endpoint, Link
+
+TOKENS_S = 1.0
+"""How often the token of a standing link is looked at again."""
+
+
+class Socket:
+    """A websocket of the HTTP server, as a link's connection."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self._websocket = websocket
+
+    async def send(self, data: bytes) -> None:
+        await self._websocket.send_bytes(data)
+
+    async def recv(self) -> bytes | str:
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1005), message.get("reason") or "closed by the other end")
+        data: bytes | str = message.get("bytes") or message.get("text") or b""
+        return data
+
+    async def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # closed already, from either side
+            await self._websocket.close()
+
+
+async def serve_client(websocket: WebSocket, controller: Controller) -> None:
+    client = await _accepted(websocket, controller)
+    if client is None:
+        return
+    link = Link(Socket(websocket), endpoints=client_endpoints(controller, client), peer=f"client {client}")
+    links = controller.client_links[client]
+    links.add(link)
+    await _run(link, websocket, controller, over=lambda _: links.discard(link))
+
+
+async def serve_worker(websocket: WebSocket, controller: Controller) -> None:
+    owner = await _accepted(websocket, controller)
+    if owner is not None:
+        door = WorkerDoor(websocket, controller, owner=owner)
+        await _run(door.link, websocket, controller, over=door.over)
+
+
+class WorkerDoor:
+    """A worker's link, and who it turned out to be."""
+
+    def __init__(self, websocket: WebSocket, controller: Controller, *, owner: str) -> None:
+        self._controller, self._owner = controller, owner
+        self._worker: LinkWorker | None = None
+        endpoints = {
+            "register": Endpoint(Register, self._register),
+            "heartbeat": Endpoint(Heartbeat, self._heartbeat),
+            "ended": Endpoint(Ended, self._ended),
+        }
+        self.link = Link(Socket(websocket), endpoints=endpoints, peer="a worker")
+
+    def over(self, reason: str) -> None:
+        if self._worker is not None:
+            self._controller.away(self._worker, reason=reason)
+
+    def _register(self, register: Register) -> Registered:
+        worker = LinkWorker(register.worker_id, link=self.link)
+        answer = self._controller.join(worker, register, owner=self._owner)
+        self._worker = worker
+        self.link.peer = f"worker {worker.id}"
+        return answer
+
+    def _heartbeat(self, heartbeat: Heartbeat) -> None:
+        self._controller.heard(self._id, leaving=heartbeat.draining)
+
+    def _ended(self, ended: Ended) -> None:
+        self._controller.ended(self._id, ended)
+
+    @property
+    def _id(self) -> str:
+        if self._worker is None:
+            raise ControllerFailed("call `register` first", status=409)
+        return self._worker.id
+
+
+def client_endpoints(controller: Controller, client: str) -> dict[str, Endpoint]:
+    table: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "open": (Open, lambda body: controller.open(body, client=client)),
+        "withdraw": (Withdraw, lambda body: controller.withdraw(body, client=client)),
+        "environments": (None, lambda _: controller.environments()),
+        "tasks": (AskTasks, controller.tasks),
+        "start": (Start, lambda body: controller.start(body, client=client)),
+        "act": (Act, lambda body: controller.act(body, client=client)),
+        "solve": (Solve, lambda body: controller.solve(body, client=client)),
+        "close": (Close, lambda body: controller.close(body, client=client)),
+        "renew": (Renew, lambda body: controller.renew(body, client=client)),
+    }
+    return {name: Endpoint(body, _counted(controller, client, name, call)) for name, (body, call) in table.items()}
+
+
+def _counted(controller: Controller, client: str, name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    count = controller.metrics.calls.labels(call=name, by="link").inc
+
+    def counted(body: Any) -> Any:
+        count()
+        controller.rates.take(client)
+        return call(body)
+
+    return counted
+
+
+async def _accepted(websocket: WebSocket, controller: Controller) -> str | None:
+    try:
+        client = controller.tokens.client(websocket.headers.get("authorization"))
+    except LudusError as error:
+        fault = fault_of(error)
+        await websocket.send_denial_response(Response(encode(fault), fault.status, media_type="application/json"))
+        return None
+    await websocket.accept()
+    return client
+
+
+async def _run(link: Link, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]) -> None:
+    """Until the connection is over, or its token is revoked or expires."""
+    running = asyncio.create_task(_running(link, over))
+    watching = asyncio.create_task(_until_revoked(websocket, controller))
+    try:
+        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching.done():
+            await websocket.close(1008, watching.result()[:100])
+    finally:
+        for task in (running, watching):
+            task.cancel()
+        await asyncio.gather(running, watching, return_exceptions=True)
+
+
+async def _running(link: Link, over: Callable[[str], None]) -> None:
+    """`over` is called in the same breath, before anyone who waited for an answer over this link can look around."""
+    reason = "it was closed here"
+    try:
+        reason = await link.run()
+    finally:
+        over(reason)
+
+
+async def _until_revoked(websocket: WebSocket, controller: Controller) -> str:
+    header = websocket.headers.get("authorization")
+    while True:
+        await asyncio.sleep(TOKENS_S)
+        try:
+            controller.tokens.client(header)
+        except LudusError as error:
+            return str(error)

@@ -1,0 +1,318 @@
+"""A worker: hosts sessions of its environments and tells a controller of them. Promise: it outlives any controller, and stops gracefully.
+
+    controller ◀──dials, registers, heartbeats, ended── worker ──── sessions
+        └─────open, close, renew, tasks, drain────────────▶│
+    client ───start, act, solve, close, renew──(own /link)─▶┘
+
+SIGTERM drains: no new sessions, the running ones go on until they are closed, their leases run out, or the time for draining does. A second
+one ends the worker at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
+from typing import Any, NoReturn
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import InvalidStatus, WebSocketException
+from websockets.http11 import Request, Response
+
+from ludus.controller.client.local import LocalClient
+from ludus.controller.records import (
+    Act,
+    AskTasks,
+    Close,
+    Drain,
+    Ended,
+    Heartbeat,
+    OpenHere,
+    Register,
+    Registered,
+    Renew,
+    Solve,
+    Start,
+)
+from ludus.controller.worker.sessions import Sessions
+from ludus.environments.environment import Environment
+from ludus.errors import ConfigError, LudusError, WorkerLost, describe
+from ludus.garbage import rarely_collected
+from ludus.hosting.process_pool import PenLimits
+from ludus.types import Task
+from ludus.wire.codec import MAX_FRAME_BYTES
+from ludus.wire.connection import Endpoint, Link
+from ludus.wire.reconnect import link_url
+
+_jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
+DRAIN_S = 600.0
+CLOSE_S = 10.0
+"""How long the end waits for sessions to be closed."""
+PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
+MAX_THREADS = 512
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """`await worker.run()` until it is stopped; answers with the exit status."""
+
+    def __init__(
+        self,
+        environments: Iterable[Environment],
+        *,
+        controller: str,
+        slots: int,
+        token: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        drain_s: float = DRAIN_S,
+        pens: PenLimits | None = None,
+    ) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._url, self._token = f"{link_url(controller)}/worker", token
+        self._host, self._port, self._drain_s = host, port, drain_s
+        self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pens=pens)
+        self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._tell_ended)
+        self._link: Link | None = None
+        self._untold: list[Ended] = []
+        """Sessions that ended since the controller was told what runs here, and before it could be told so."""
+        self._said = ""
+        """Why there is no controller, as it was logged last."""
+        self._leaving = asyncio.Event()
+        self._forced = asyncio.Event()
+
+    async def run(self) -> int:
+        await self.hosting.prepare()
+        self._listen_to_signals()
+        async with AsyncExitStack() as closing:
+            self._port = _port_of(await self._listen(closing))
+            _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
+            dialling = asyncio.create_task(self._dial_for_ever())
+            try:
+                await self._until_stopped()
+            finally:
+                await self._end(dialling)
+        return 143 if self._forced.is_set() else 0
+
+    async def _listen(self, closing: AsyncExitStack) -> Server:
+        serving = serve(
+            self._serve_client,
+            self._host,
+            self._port,
+            process_request=_only_link,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            ping_interval=30,
+            ping_timeout=60,
+            close_timeout=1,
+        )
+        try:
+            return await closing.enter_async_context(serving)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {self._host} port {self._port}: {error}; choose another with --host and --port"
+            ) from None
+
+    def stop(self) -> None:
+        """The first time gracefully, the second time at once."""
+        if self._leaving.is_set():
+            _log.warning("stopped again: %d sessions are dropped", len(self.sessions))
+            self._forced.set()
+            return
+        _log.info("draining: %d sessions have up to %g s to finish", len(self.sessions), self._drain_s)
+        self.sessions.draining = True
+        self._leaving.set()
+        if self._link is not None:
+            self._link.tell("heartbeat", self._heartbeat())
+
+    def _listen_to_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+            self.hosting.host.watch.use_signals()
+
+    async def _until_stopped(self) -> None:
+        await self._leaving.wait()
+        waits = {asyncio.create_task(self.sessions.empty()), asyncio.create_task(self._forced.wait())}
+        await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for task in waits:
+            task.cancel()
+
+    async def _end(self, dialling: asyncio.Task[None]) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0 if self._forced.is_set() else CLOSE_S):
+                await self.sessions.end_all("its worker was stopped")
+        if self._link is not None:
+            await asyncio.sleep(0.05)  # what was told last is still in the outbox
+        dialling.cancel()
+        with suppress(asyncio.CancelledError):
+            await dialling
+        if self._forced.is_set():
+            await self.hosting.kill()
+        else:
+            await self.hosting.close()
+
+    # -------------------------------------------------------------------------------------------- clients
+
+    async def _serve_client(self, connection: ServerConnection) -> None:
+        await Link(connection, endpoints=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+
+    def _turns(self, *, trusted: bool) -> dict[str, Endpoint]:
+        sessions = self.sessions
+        return {
+            "start": Endpoint(Start, lambda body: sessions.begun(body, trusted=trusted)),
+            "act": Endpoint(Act, lambda body: sessions.begun(body, trusted=trusted)),
+            "solve": Endpoint(Solve, lambda body: sessions.begun(body, trusted=trusted)),
+            "close": Endpoint(Close, lambda body: sessions.close(body, trusted=trusted)),
+            "renew": Endpoint(Renew, sessions.renew),
+        }
+
+    # -------------------------------------------------------------------------------------------- the controller
+
+    async def _dial_for_ever(self) -> None:
+        pause_s = PAUSE_S
+        while True:
+            try:
+                reason, pause_s = await self._attend(), PAUSE_S
+            except (OSError, EOFError, WebSocketException, LudusError) as error:  # a TimeoutError is an OSError
+                reason = _explained(error, token=self._token)
+            if reason != self._said:  # once, not every few seconds for as long as the controller is away
+                _log.warning("no controller at %s: %s. Dialling on, sessions go on", self._url, reason)
+                self._said = reason
+            await asyncio.sleep(pause_s * _jitter.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _attend(self) -> str:
+        """One connection to the controller, to its end; answers why it ended."""
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        async with connect(
+            self._url,
+            additional_headers=headers,
+            compression=None,
+            max_size=MAX_FRAME_BYTES,
+            open_timeout=5,
+            ping_interval=None,  # heartbeats do that
+            proxy=None,
+        ) as connection:
+            link = Link(connection, endpoints=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
+            running = asyncio.create_task(link.run())
+            try:
+                await self._register(link, connection)
+                await self._beat(link)
+                return await running
+            finally:
+                self._link = None
+                running.cancel()
+                with suppress(asyncio.CancelledError):
+                    await running
+
+    def _orders(self) -> dict[str, Endpoint]:
+        return {
+            "open": Endpoint(OpenHere, self.sessions.open),
+            "tasks": Endpoint(AskTasks, self._tasks),
+            "drain": Endpoint(Drain, self._drain),
+        }
+
+    async def _register(self, link: Link, connection: ClientConnection) -> None:
+        self._untold.clear()
+        register = Register(
+            worker_id=self.id,
+            environments=tuple(self.hosting.environments().values()),
+            slots=self.sessions.slots,
+            address=f"ws://{self._reached_at(connection)}:{self._port}/link",
+            running=self.sessions.running(),
+        )
+        async with asyncio.timeout(30):
+            self._registered: Registered = await link.call("register", register, answer=Registered)
+        self._link, self._said = link, ""
+        for ended in self._untold:
+            link.tell("ended", ended)
+        _log.info("registered at %s with %d slots", self._url, self.sessions.slots)
+        if self._leaving.is_set():
+            link.tell("heartbeat", self._heartbeat())
+        await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
+
+    async def _beat(self, link: Link) -> None:
+        """Until the link is over, or the controller has been silent for as long as it would wait for us."""
+        every_s = self._registered.heartbeat_s
+        while link.alive:
+            try:
+                async with asyncio.timeout(3 * every_s):
+                    await link.call("heartbeat", self._heartbeat())
+            except TimeoutError:
+                await link.close()
+            except WorkerLost:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(every_s):
+                    await link.wait_closed()
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(self.id, len(self.sessions), draining=self._leaving.is_set())
+
+    async def _tasks(self, ask: AskTasks) -> list[Task]:
+        return await self.hosting.tasks(ask.environment, ask.split)
+
+    def _drain(self, drain: Drain) -> None:
+        self.sessions.draining = drain.draining or self._leaving.is_set()
+
+    def _tell_ended(self, ended: Ended) -> None:
+        if self._link is not None:
+            self._link.tell("ended", ended)
+        else:
+            self._untold.append(ended)
+
+    def _reached_at(self, connection: ClientConnection) -> str:
+        """Bound to every address, it is reached at the one from which it sees the controller."""
+        host = connection.local_address[0] if self._host in ("", "0.0.0.0", "::") else self._host
+        return f"[{host}]" if ":" in host else host
+
+
+def _only_link(connection: ServerConnection, request: Request) -> Response | None:
+    if request.path.partition("?")[0] != "/link":
+        return connection.respond(http.HTTPStatus.NOT_FOUND, "A Ludus worker: clients link at /link.\n")
+    return None
+
+
+def _port_of(server: Server) -> int:
+    port: int = next(iter(server.sockets)).getsockname()[1]
+    return port
+
+
+def _explained(error: BaseException, *, token: str) -> str:
+    if isinstance(error, InvalidStatus) and error.response.status_code in (401, 403):
+        return "it refuses this worker's token" if token else "it wants a token; set LUDUS_TOKEN"
+    return describe(error)
+
+
+def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoReturn:
+    """Runs a worker in this process, and ends the process with it: author code that will not end must not keep it."""
+    from ludus.controller.service.logs import log_json_lines
+
+    log_json_lines()
+
+    async def main() -> NoReturn:
+        status = await Worker(environments, **settings).run()
+        logging.shutdown()
+        os._exit(status)
+
+    with rarely_collected(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(main())
+    raise AssertionError("the process has ended")
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

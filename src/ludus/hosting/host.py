@@ -1,0 +1,280 @@
+"""Runs an author's code. Promise: it may block, hang, raise or answer nonsense; the loop goes on, and only EnvironmentFailed comes out.
+
+Plain methods run on threads, async ones on the loop, each as its own task so that one that ignores its cancellation is left behind.
+Time limits are the caller's (`asyncio.timeout`): a call whose caller is gone is stopped, and its session is closed when it has returned.
+An async method that holds the loop is stopped by a watchdog, because no timeout can fire there. What cannot be stopped: see stopping.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import math
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+from ludus.environments.environment import Environment, Session
+from ludus.environments.sandboxing import Declared, Provider
+from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout, describe
+from ludus.hosting.answers import checked_action, checked_observation, checked_tasks
+from ludus.hosting.stopping import Raised, Stopped, Watch
+from ludus.hosting.threads import Call, Threads
+from ludus.types import Action, Observation, Task
+
+T = TypeVar("T")
+Player = Literal["solve", "random_action"]
+CLOSE_S = 5.0
+"""How long `close` waits for an author's own close."""
+MAX_HOLD_S = 5.0
+"""How long an async method may keep the loop to itself: every other session waits meanwhile."""
+LINGER_S = 0.5
+"""How long the end waits for calls whose callers were cancelled; one that hangs is left behind."""
+_log = logging.getLogger(__name__)
+
+
+class Host:
+    """Opens sessions of Environment objects in this process."""
+
+    def __init__(
+        self, *, max_threads: int = 256, max_hold_s: float = MAX_HOLD_S, sandboxes: Provider | None = None
+    ) -> None:
+        self._sandboxes = sandboxes
+        self._threads = Threads(max_threads=max_threads)
+        self.max_hold_s = max_hold_s
+        self.watch = Watch()
+        self._live: set[HostedSession] = set()
+
+    async def tasks(self, environment: Environment, split: str) -> list[Task]:
+        where = f"{environment.name}: tasks({split!r})"
+        answer = await self.call(partial(environment.tasks, split), where=where)
+        return _checked(checked_tasks, answer, where=where)
+
+    async def open(
+        self, environment: Environment, task: Task, *, seed: int, timeout_s: float = math.inf, label: str = ""
+    ) -> HostedSession:
+        """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop; `label` is what
+        the session's sandbox, if it has one, is known by."""
+        hold_s = min(timeout_s, self.max_hold_s)
+        sandbox = await self._open_sandbox(environment, task, label=label or f"{task.id}#{seed}")
+        try:
+            given = {} if sandbox is None else {"sandbox": sandbox}
+            call = partial(environment.open, task, seed=seed, **given)
+            session = await self.call(call, where=f"{task.id}: open", afterwards=_close_quietly, hold_s=hold_s)
+            if not isinstance(session, Session):
+                raise EnvironmentFailed(
+                    f"{task.id}: open answered {type(session).__name__}; expected start, act and close"
+                )
+        except BaseException:
+            if sandbox is not None:
+                self._threads.begin(sandbox.close)
+            raise
+        hosted = HostedSession(session, host=self, task=task, hold_s=hold_s, sandbox=sandbox)
+        self._live.add(hosted)
+        return hosted
+
+    async def _open_sandbox(self, environment: Environment, task: Task, *, label: str) -> Any:
+        declared = getattr(environment, "declared", None)
+        if not isinstance(declared, Declared) or declared.level == "none":
+            return None
+        if self._sandboxes is None:
+            raise ConfigError(
+                f"environment {environment.name!r} needs a sandbox ({declared.level}), and this host was given none"
+            )
+        call = partial(self._sandboxes.open, declared.need, image=declared.image, session=label)
+        return await self.call(call, where=f"{task.id}: sandbox", afterwards=_close_quietly)
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *,
+        where: str,
+        afterwards: Callable[[Any], object] | None = None,
+        began: Callable[[Call], object] | None = None,
+        hold_s: float | None = None,
+    ) -> Any:
+        """The result of author code, on a thread or, if it is async, on the loop. `afterwards`: see threads.Call."""
+        value = function
+        if not _is_async(function):
+            call = self._threads.begin(function)
+            call.afterwards = afterwards
+            if began:
+                began(call)
+            value = await self._threads.finish(call)
+            if isinstance(value, Raised):
+                raise failed(value.error, where=where) from value.error
+            if not inspect.isawaitable(value):
+                return value
+        hold_s = self.max_hold_s if hold_s is None else hold_s
+        coroutine = value() if callable(value) else _awaiting(value)
+        work = _guarded(self.watch.drive(coroutine, limit_s=hold_s), where=where, hold_s=hold_s)
+        return await _in_task(work, afterwards=None if afterwards is None else self._close_stray)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(session.close() for session in list(self._live)))
+        await self._threads.settled(patience_s=LINGER_S)
+        self._threads.close()
+
+    def _close_stray(self, session: Any) -> None:
+        """For a session whose opener was gone when it came."""
+        if isinstance(session, Session):
+            HostedSession(session, host=self, task=Task("stray", "", ""), hold_s=self.max_hold_s).close_soon()
+
+    def forget(self, session: HostedSession) -> None:
+        self._live.discard(session)
+
+
+class HostedSession:
+    """A live session of author code, as a client sees it."""
+
+    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
+        self._sandbox = sandbox
+        self._session: Any = session
+        self._host = host
+        self._task = task
+        self._hold_s = hold_s
+        self._call: Call | None = None
+        self._closing: asyncio.Future[None] | None = None
+
+    async def start(self) -> Observation:
+        return _checked(checked_observation, await self._run("start"), where=self._where("start"))
+
+    async def act(self, action: Action) -> Observation:
+        return _checked(checked_observation, await self._run("act", action), where=self._where("act"))
+
+    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
+        """The solver's action or, with chance `mistakes`, a random valid one."""
+        player, seed = draw_player(mistakes=mistakes, rng=rng)
+        return await self.propose(player, seed=seed)
+
+    async def propose(self, player: Player, *, seed: int) -> Action:
+        """What the environment's own player would do now; a random one draws from `seed`."""
+        if not self.offers(player):
+            raise ConfigError(
+                f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
+            )
+        arguments = (random.Random(seed),) if player == "random_action" else ()
+        return _checked(checked_action, await self._run(player, *arguments), where=self._where(player))
+
+    @property
+    def authored(self) -> Any:
+        """The author's own session."""
+        return self._session
+
+    def offers(self, name: str) -> bool:
+        return getattr(self._session, name, None) is not None
+
+    async def close(self) -> None:
+        """Returns within CLOSE_S and never raises: what went wrong while closing is no reason to lose a finished trajectory.
+
+        A caller that is cancelled meanwhile does not stop it.
+        """
+        await asyncio.shield(self.close_soon())
+
+    def close_soon(self) -> asyncio.Future[None]:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+            self._closing.add_done_callback(lambda _: self._host.forget(self))
+        return self._closing
+
+    async def _close(self) -> None:
+        try:
+            await self._close_session()
+        finally:
+            if self._sandbox is not None:  # where the author's code still runs, this ends the command that it waits for
+                closing = self._host.call(self._sandbox.close, where=self._where("closing its sandbox"))
+                with contextlib.suppress(EnvironmentFailed, TimeoutError):  # the reaper will find it
+                    await asyncio.wait_for(closing, CLOSE_S)
+
+    async def _close_session(self) -> None:
+        if self._call is not None and self._call.running:
+            self._call.afterwards = lambda _result: _close_quietly(
+                self._session
+            )  # still in the author's code: close after it
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._run("close")
+        except (EnvironmentFailed, TimeoutError) as error:
+            _log.warning("%s", error if str(error) else f"{self._where('close')} did not return within {CLOSE_S:.0f} s")
+
+    async def _run(self, name: str, *arguments: Any) -> Any:
+        method = getattr(self._session, name)
+        function = partial(method, *arguments) if arguments else method
+        return await self._host.call(function, where=self._where(name), began=self._remember, hold_s=self._hold_s)
+
+    def _remember(self, call: Call) -> None:
+        self._call = call
+
+    def _where(self, name: str) -> str:
+        return f"{self._task.id}: {name}"
+
+
+def draw_player(*, mistakes: float, rng: random.Random) -> tuple[Player, int]:
+    """Who plays, and its seed. One number leaves `rng`, not `rng` itself: the player may be in another process, and must draw the same."""
+    return ("random_action" if rng.random() < mistakes else "solve"), rng.getrandbits(53)
+
+
+def failed(error: BaseException, *, where: str, hold_s: float = MAX_HOLD_S) -> EnvironmentFailed:
+    """Names what author code raised. Not errors.border: that lets SystemExit and CancelledError pass, which here are the author's."""
+    if isinstance(error, Stopped):
+        return TurnTimeout(
+            f"{where} held the event loop for {hold_s:g} s and was stopped; what computes or blocks belongs in a plain method, "
+            'which gets a thread, or behind isolation = "process"'
+        )
+    return error if isinstance(error, EnvironmentFailed) else EnvironmentFailed(f"{where} raised {describe(error)}")
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function.func if isinstance(function, partial) else function)
+
+
+async def _awaiting(value: Any) -> Any:
+    return await value
+
+
+async def _in_task(work: Coroutine[Any, Any, Any], *, afterwards: Callable[[Any], object] | None) -> Any:
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        task.add_done_callback(partial(_left_behind, afterwards=afterwards))
+        raise
+
+
+async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD_S) -> Any:
+    """Inside a task of its own, where a SystemExit would otherwise end the loop, and a stray CancelledError would look like ours."""
+    try:
+        return await work
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
+        raise failed(error, where=where, hold_s=hold_s) from error
+
+
+def _left_behind(task: asyncio.Future[Any], *, afterwards: Callable[[Any], object] | None) -> None:
+    if not task.cancelled() and task.exception() is None and afterwards is not None:
+        afterwards(task.result())
+
+
+def _checked(check: Callable[[Any], T], answer: Any, *, where: str) -> T:
+    try:
+        return check(answer)
+    except Exception as error:
+        raise EnvironmentFailed(f"{where} {describe(error).removeprefix('BadAnswer: ')}") from error
+
+
+def _close_quietly(session: Any) -> None:
+    try:
+        closing = session.close() if hasattr(session, "close") else None
+        if inspect.isawaitable(closing):
+            asyncio.run(_guarded(closing, where="close"))
+    except BaseException as error:
+        _log.warning("closing a session that outlived its caller raised %s", describe(error))

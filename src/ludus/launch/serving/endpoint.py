@@ -1,0 +1,279 @@
+"""A model of ours behind an OpenAI-compatible endpoint. Promise: token ids in and out are exact, and what cannot be honoured is refused.
+
+    POST /v1/completions        prompt as ids or text; with return_token_ids the answer has ids, and its logprobs are those of the draw
+    POST /v1/chat/completions   messages and tools, rendered and read as in training
+    GET  /v1/models, /health
+
+Where LUDUS_API_KEY is set, whoever asks for more than /health must bear it; beyond loopback it has to be set.
+A request that extends an earlier prompt of the same `user` finds its keys and values in the cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import uvicorn
+from fastapi import Depends, FastAPI, Header, HTTPException
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from transformers import PreTrainedTokenizerBase
+
+from ludus.config import RunConfig
+from ludus.controller.service.access import is_loopback
+from ludus.engines.embedded import EmbeddedEngine
+from ludus.engines.engine import Engine
+from ludus.engines.http import KEY
+from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
+from ludus.launch.context import make_chat
+from ludus.launch.devices import devices_of, engine_config
+from ludus.models.loading.load import load_model, load_tokenizer, resolve_dtype
+from ludus.rollout.chat import Chat
+from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
+from ludus.weights.memory import MemoryChannel
+
+MAX_TOKENS = 256
+"""Sampled when a request does not say."""
+
+
+class Request(BaseModel):
+    """What both kinds of completion have in common. An unknown field is refused, because a sampling option that is ignored gives other
+    tokens than were asked for; those that only say the default are accepted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str = ""
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float = Field(default=1.0, ge=0, le=100)
+    seed: int | None = None
+    n: Literal[1] = 1
+    stream: Literal[False] = False
+    top_p: float = Field(default=1, ge=1, le=1)
+    top_k: Literal[-1, 0] = -1
+    min_p: float = Field(default=0, ge=0, le=0)
+    repetition_penalty: float = Field(default=1, ge=1, le=1)
+    frequency_penalty: float = Field(default=0, ge=0, le=0)
+    presence_penalty: float = Field(default=0, ge=0, le=0)
+    user: str = ""
+
+
+class CompletionRequest(Request):
+    prompt: str | list[int]
+    logprobs: int | None = Field(default=None, ge=0, le=1)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=1)
+    stop_token_ids: list[int] = []
+    ignore_eos: bool = False
+    """Only `stop_token_ids` end a generation."""
+    return_token_ids: bool = False
+
+
+class ChatRequest(Request):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    tools: list[dict[str, Any]] = []
+    tool_choice: Literal["auto"] = "auto"
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+
+
+class Endpoint:
+    """Answers requests with `engine`. `max_tokens` bounds prompt and samples together, as in the engine."""
+
+    def __init__(
+        self, engine: Engine, *, chat: Chat, tokenizer: PreTrainedTokenizerBase, name: str, max_tokens: int
+    ) -> None:
+        self._engine, self._chat, self._tokenizer = engine, chat, tokenizer
+        self._name, self._max_tokens = name, max_tokens
+
+    async def complete(self, request: CompletionRequest) -> dict[str, Any]:
+        self._check_model(request.model)
+        ids = self._prompt_ids(request.prompt)
+        choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length", "logprobs": None}
+        if request.prompt_logprobs is not None:
+            scores = await self._engine.score(ids)
+            scored = [{str(token): {"logprob": score}} for token, score in zip(ids[1:], scores, strict=True)]
+            choice["prompt_logprobs"] = [None, *scored]
+        ends = () if request.ignore_eos else self._chat.stop_ids
+        completion = await self._generate(ids, request, stop_ids=(*request.stop_token_ids, *ends))
+        choice["text"] = self._chat.text.decode(self._chat.without_stop(completion.ids))
+        choice["finish_reason"] = "stop" if completion.stop == "end" else "length"
+        if request.logprobs is not None:
+            tokens = [self._chat.text.decode([token]) for token in completion.ids]
+            choice["logprobs"] = {"tokens": tokens, "token_logprobs": list(completion.logprobs)}
+        if request.return_token_ids:
+            choice |= {"token_ids": list(completion.ids), "prompt_token_ids": ids}
+        return self._answer("text_completion", choice, num_prompt=len(ids), num_sampled=len(completion.ids))
+
+    async def chat(self, request: ChatRequest) -> dict[str, Any]:
+        self._check_model(request.model)
+        tools = [_tool(tool) for tool in request.tools]
+        ids = self._chat.transcript().start([_message(message) for message in request.messages], tools)
+        if request.max_completion_tokens is not None:
+            request = request.model_copy(update={"max_tokens": request.max_completion_tokens})
+        completion = await self._generate(ids, request, stop_ids=self._chat.stop_ids)
+        action = self._chat.parse(completion.ids, tools=bool(tools))
+        calls = [_call(call) for call in action.tool_calls]
+        said = self._said(action, completion)
+        message = {"role": "assistant", "content": said or None, **({"tool_calls": calls} if calls else {})}
+        reason = "length" if completion.stop == "length" else "tool_calls" if calls else "stop"
+        choice = {"index": 0, "message": message, "finish_reason": reason}
+        return self._answer("chat.completion", choice, num_prompt=len(ids), num_sampled=len(completion.ids))
+
+    def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": self._name, "object": "model", "owned_by": "ludus"}]}
+
+    def _said(self, action: Action, completion: Completion) -> str:
+        """A call that could not be read is handed on as it was written: the caller's reader may do better, and must see it in any case."""
+        return self._chat.text.decode(self._chat.without_stop(completion.ids)) if action.problem else action.content
+
+    def _check_model(self, name: str) -> None:
+        if name and name != self._name:
+            raise ConfigError(
+                f"model {name!r} is not served here; this is {self._name!r}.{nearest(name, [self._name])}"
+            )
+
+    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
+        return list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+
+    async def _generate(self, ids: list[int], request: Request, *, stop_ids: tuple[int, ...]) -> Completion:
+        room = self._max_tokens - len(ids)
+        if room < 1:
+            raise ConfigError(f"a prompt of {len(ids)} tokens; this endpoint holds {self._max_tokens} with the answer")
+        sampling = Sampling(
+            max_tokens=min(request.max_tokens or MAX_TOKENS, room),
+            temperature=request.temperature,
+            stop_ids=stop_ids,
+            seed=uuid.uuid4().int & (2**63 - 1) if request.seed is None else request.seed,
+        )
+        session_id = request.user or uuid.uuid4().hex
+        try:
+            return await self._engine.generate(ids, sampling=sampling, session_id=session_id)
+        finally:
+            if not request.user:
+                await self._engine.release(session_id)
+
+    def _answer(self, kind: str, choice: dict[str, Any], *, num_prompt: int, num_sampled: int) -> dict[str, Any]:
+        usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_sampled,
+            "total_tokens": num_prompt + num_sampled,
+        }
+        made = {"id": uuid.uuid4().hex, "object": kind, "created": int(time.time()), "model": self._name}
+        return {**made, "choices": [choice], "usage": usage}
+
+
+def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
+    """`ludus serve engine`: the run file's model, until it is stopped."""
+    if config.engine.kind != "embedded":
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}; it is the embedded engine that is served here")
+    key = os.environ.get(KEY, "")
+    if not key and not is_loopback(host):
+        raise ConfigError(
+            f"the endpoint would listen on {host} for everybody; set {KEY} here and where it is called from, or listen on 127.0.0.1"
+        )
+    devices = devices_of(config)
+    device = devices.engine
+    folder = config.model.name
+    if folder == "tiny":
+        raise ConfigError(
+            "model.name is 'tiny', which has no weights of its own; name a run's export folder, or another model"
+        )
+    listener = _bound(host, port)
+    tokenizer = load_tokenizer(folder)
+    model = load_model(folder, device=device, dtype=resolve_dtype(config.model.dtype, device=device))
+    chat = make_chat(config, tokenizer)
+    max_tokens = config.rollout.max_tokens
+    alone = engine_config(config, devices=devices, trains=False)
+    engine = EmbeddedEngine(model, channel=MemoryChannel(), config=alone, max_tokens=max_tokens)
+    endpoint = Endpoint(engine, chat=chat, tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens)
+    print(f"Serving {Path(folder).name} at http://{host}:{listener.getsockname()[1]}/v1", flush=True)
+    server = uvicorn.Server(uvicorn.Config(make_app(endpoint, key=key), log_level="warning"))
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
+        ) from None
+
+
+def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
+    app = FastAPI(title="Ludus engine")
+
+    async def known(authorization: Annotated[str, Header()] = "") -> None:
+        if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
+            raise HTTPException(401, "this endpoint wants `Authorization: Bearer KEY`")
+
+    callers = [Depends(known)]
+
+    @app.exception_handler(LudusError)
+    async def failed(_: Any, error: LudusError) -> JSONResponse:
+        """A request that a caller can mend is 400; an engine that is broken is 503."""
+        status = 400 if isinstance(error, ConfigError | EnvironmentFailed) else 503
+        return JSONResponse({"error": {"message": str(error), "type": type(error).__name__}}, status_code=status)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/v1/models", dependencies=callers)
+    async def models() -> dict[str, Any]:
+        return endpoint.models()
+
+    @app.post("/v1/completions", dependencies=callers)
+    async def completions(request: CompletionRequest) -> dict[str, Any]:
+        return await endpoint.complete(request)
+
+    @app.post("/v1/chat/completions", dependencies=callers)
+    async def chat_completions(request: ChatRequest) -> dict[str, Any]:
+        return await endpoint.chat(request)
+
+    return app
+
+
+# ------------------------------------------------------------------------------------------------ OpenAI's words and ours
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    role, content = data.get("role"), data.get("content") or ""
+    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
+        raise ConfigError(f"a message has role {role!r} and content {content!r}; expected a known role and text")
+    return Message(
+        role,
+        content,
+        tool_calls=tuple(_tool_call(call) for call in data.get("tool_calls") or ()),
+        tool_call_id=str(data.get("tool_call_id") or ""),
+        name=str(data.get("name") or ""),
+    )
+
+
+def _tool_call(data: Mapping[str, Any]) -> ToolCall:
+    function = data.get("function") or {}
+    arguments = function.get("arguments") or {}
+    try:
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        return ToolCall(str(function["name"]), dict(parsed), id=str(data.get("id") or ""))
+    except (KeyError, ValueError, TypeError):
+        raise ConfigError(f"a tool call is {data!r}; expected function.name and function.arguments as JSON") from None
+
+
+def _tool(data: Mapping[str, Any]) -> Tool:
+    function = data.get("function") or {}
+    if not isinstance(function.get("name"), str):
+        raise ConfigError(f"a tool is {data!r}; expected type 'function' with function.name and function.parameters")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    return Tool(function["name"], str(function.get("description") or ""), parameters)
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call.id or f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function}

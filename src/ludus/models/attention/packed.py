@@ -1,0 +1,190 @@
+"""Attention for training on packed rows: many sequences side by side in one row, each blind to the others, and no N x N mask.
+
+    use_packed_attention(model)
+    model(input_ids=ids_1N, position_ids=positions_1N, segments=Segments.of([5, 3, 9]), use_cache=False)
+
+Promise: logprobs and gradients are those of each sequence alone. What a model asks of its attention and this cannot give (a sliding
+window shorter than a sequence, soft-capped scores, sinks) raises ConfigError instead of being ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from ludus.errors import ConfigError
+from ludus.models.attention.tree import Tree, tree_attention
+from ludus.models.transfer import placed
+
+NAME = "ludus_packed"
+LONGEST_MASK = 2048
+"""Above this a mask of all pairs costs more memory (16 MiB) than it saves time."""
+
+
+@dataclass(
+    slots=True, eq=False
+)  # a frozen one is looked into by torch 2.11's compiler, which then compiles again for every row
+class Segments:
+    """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device.
+
+    Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
+    `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
+    On a GPU `tree` is the same for tree attention; on a CPU `own` says how many tokens at the end of each sequence are not shared
+    with the one before it, and `past` is the causal mask of the longest.
+    """
+
+    lengths: tuple[int, ...]
+    bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device
+    spread: Tensor | None = None  # int64 (sum of lengths,)
+    gather: Tensor | None = None  # int64 (N,)
+    tree: Tree | None = None
+    own: tuple[int, ...] | None = None
+    past: Tensor | None = None  # (longest, longest)
+
+    @classmethod
+    def of(
+        cls,
+        lengths: Seq[int],
+        *,
+        spread: np.ndarray | None = None,
+        ends: np.ndarray | None = None,
+        device: torch.device | str = "cpu",
+    ) -> Segments:
+        """`ends`: one past each token's last descendant, see tree_attention.py."""
+        sums = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        gather = None if spread is None else np.unique(spread, return_index=True)[1]
+        if spread is None or gather is None or len(gather) == len(spread):  # nothing is shared
+            return cls(tuple(lengths), placed(sums, device))
+        places = [placed(torch.from_numpy(each.astype(np.int64)), device) for each in (spread, gather)]
+        if torch.device(device).type == "cpu" and max(lengths) <= LONGEST_MASK:
+            past = torch.full((max(lengths), max(lengths)), -torch.inf).triu_(1)
+            own = np.add.reduceat(np.isin(np.arange(len(spread)), gather), sums[:-1].numpy(), dtype=int)
+            return cls(tuple(lengths), sums, places[0], places[1], own=tuple(own.tolist()), past=past)
+        tree = None if ends is None or torch.device(device).type == "cpu" else Tree.of(ends, device=device)
+        return cls(tuple(lengths), placed(sums, device), places[0], places[1], tree)
+
+    @property
+    def longest(self) -> int:
+        return max(self.lengths)
+
+
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """From now on `model` takes packed rows. Without `segments` each row of a batch is one sequence, causal and unpadded."""
+    model.set_attn_implementation(NAME)
+    if model.config._attn_implementation != NAME:
+        raise ConfigError(
+            f"{type(model).__name__} does not let its attention be replaced, so it cannot train on packed rows; "
+            "use a decoder that Transformers runs through its attention interface"
+        )
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: Tensor,  # (B, heads, N, head_dim)
+    key: Tensor,  # (B, key_value_heads, N, head_dim)
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    segments: Segments | None = None,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    assert query.shape[2] == key.shape[2], "packed attention trains; it has no key-value cache"
+    _refuse(asked, longest=segments.longest if segments else query.shape[2])
+    # under autocast the rotary embedding leaves these two in float32
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    if segments is None:
+        return _causal(query, key, value, scaling), None
+    half = _takes_half(value)
+    if half and segments.tree is not None:
+        return tree_attention(query, key, value, scaling=scaling, tree=segments.tree), None
+    if segments.own is not None and segments.spread is not None:
+        key, value = (tensor.index_select(2, segments.spread) for tensor in (key, value))
+        return _branches(query, key, value, scaling, segments), None
+    if segments.spread is not None:
+        query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
+    out = (_fused if half else _looped)(query, key, value, scaling, segments)
+    return out if segments.gather is None else out.index_select(1, segments.gather), None
+
+
+def _takes_half(value: Tensor) -> bool:
+    """Whether the kernels of a GPU serve it, which know half precision only."""
+    return value.is_cuda and value.dtype != torch.float32
+
+
+def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    """One call per sequence: on a CPU faster than padding to a common length, even in buckets. `split` is one node in the graph;
+    slicing would add a row-sized gradient for every sequence."""
+    queries, keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (query, key, value))
+    parts = [_causal(q, k, v, scaling) for q, k, v in zip(queries, keys, values, strict=True)]
+    return torch.cat(parts, dim=1)
+
+
+def _branches(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    """As `_looped`, but a sequence asks only with the tokens that it does not share with the one before: the others' answers are there."""
+    assert segments.own is not None, "made for a CPU"
+    assert segments.past is not None, "made for a CPU"
+    past = segments.past.to(query.dtype)
+    keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (key, value))
+    grouped = query.shape[1] != key.shape[1]
+    parts = [
+        F.scaled_dot_product_attention(
+            q, k, v, attn_mask=past[n - own : n, :n], scale=scaling, enable_gqa=grouped
+        ).transpose(1, 2)
+        for q, k, v, n, own in zip(
+            query.split(segments.own, dim=2), keys, values, segments.lengths, segments.own, strict=True
+        )
+        if own
+    ]
+    return torch.cat(parts, dim=1)
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    grouped = query.shape[1] != key.shape[1]
+    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2)  # (B, N, heads, head_dim)
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    # (N, heads, head_dim), strided as they come; squeezed, since the gradient of an index would be a copy into zeros
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    bounds, longest = segments.bounds, segments.longest
+    # what torch's varlen_attn calls, which would have key-value heads repeated before torch 2.13, and keeps the host longer
+    out: Tensor = torch.ops.aten._flash_attention_forward(
+        q, k, v, bounds, bounds, longest, longest, dropout_p=0.0, is_causal=True, return_debug_mask=False, scale=scaling
+    )[0]
+    return out.unsqueeze(0)
+
+
+def _refuse(asked: dict[str, Any], *, longest: int) -> None:
+    window = asked.get("sliding_window")
+    if window is not None and window < longest:
+        raise ConfigError(
+            f"a sequence of {longest} tokens meets this model's sliding window of {window}, which packed attention does not have; "
+            f"set rollout.max_tokens to {window} or less"
+        )
+    unknown = [name for name in ("softcap", "s_aux", "position_bias") if asked.get(name) is not None]
+    if unknown or asked.get("is_causal") is False:
+        raise ConfigError(
+            f"this model's attention asks for {unknown or ['is_causal=False']}, which packed attention does not have"
+        )
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    return None
+
+
+AttentionInterface.register(NAME, _attend)
+AttentionMaskInterface.register(NAME, _no_mask)
+
+
+def outside_of_compilation() -> None:
+    """From now on compiled layers leave their graph for this attention, and come back after it."""
+    AttentionInterface.register(NAME, torch.compiler.disable(_attend))

@@ -1,0 +1,127 @@
+"""The timeline of a run: who did what in each second of it. Pure: lines of timeline.jsonl become spans, spans become fewer spans.
+
+A line holds `time`, `seconds`, and what was added in them: the trainer's seconds by activity, those of all sessions together by what they
+waited for, the engine's counts; and, as they stood at the end, `requests` and `groups`. docs/metrics.md names each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from ludus.reports.curves import Line, number
+
+TRAINER = {
+    "training": ("train",),
+    "loading": ("publish", "load", "probe"),
+    "saving": ("save", "evaluate"),
+    "idle": ("wait",),
+}
+"""What people are shown of the trainer's activities."""
+SESSIONS = {
+    "generating": ("generating",),
+    "in their environment": ("starting", "acting"),
+    "waiting for a place": ("opening",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some seconds of a run. Shares are of the span's time; sessions, requests and groups are mean numbers."""
+
+    seconds: float
+    trainer: Mapping[str, float] = field(default_factory=dict)
+    """Share of the time, by the names of TRAINER."""
+    sessions: Mapping[str, float] = field(default_factory=dict)
+    """How many, by the names of SESSIONS."""
+    busy: float = 0.0
+    """Share of the time in which the engine computed."""
+    device: float = 0.0
+    """Share of the time in which it waited for its GPU to compute."""
+    pause: float = 0.0
+    """Share of the time in which the engine stood still for a load."""
+    loads: float = 0.0
+    tokens: float = 0.0
+    computed: float = 0.0
+    reused: float = 0.0
+    """Prompt tokens that were computed, and that the cache held."""
+    running: float = 0.0
+    waiting: float = 0.0
+    ready: float = 0.0
+
+    @property
+    def num_sessions(self) -> float:
+        return sum(self.sessions.values())
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of the prompt tokens that the cache held; None where there were none."""
+        prompts = self.computed + self.reused
+        return self.reused / prompts if prompts else None
+
+
+def spans(lines: Iterable[Line]) -> list[Span]:
+    return [_span(line) for line in lines if number(line.get("seconds")) > 0]
+
+
+def _span(line: Line) -> Span:
+    seconds = number(line["seconds"])
+    trainer, sessions, engine, requests, groups = (
+        line.get(name) or {} for name in ("trainer", "sessions", "engine", "requests", "groups")
+    )
+    return Span(
+        seconds=seconds,
+        trainer={name: _sum(trainer, parts) / seconds for name, parts in TRAINER.items()},
+        sessions={name: _sum(sessions, parts) / seconds for name, parts in SESSIONS.items()},
+        busy=min(1.0, engine.get("busy_s", 0.0) / seconds),
+        device=min(1.0, engine.get("device_s", 0.0) / seconds),
+        pause=min(1.0, engine.get("load_s", 0.0) / seconds),
+        loads=engine.get("loads", 0),
+        tokens=engine.get("tokens", 0),
+        computed=engine.get("prefill_computed", 0),
+        reused=engine.get("prefill_reused", 0),
+        running=requests.get("running", 0),
+        waiting=requests.get("waiting", 0),
+        ready=groups.get("ready", 0),
+    )
+
+
+def _sum(counts: Mapping[str, float], names: Iterable[str]) -> float:
+    return sum(counts.get(name, 0.0) for name in names)
+
+
+def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
+    """One span of them all: counts are added, shares and means averaged over the time, or over the time in which the trainer was idle."""
+    seconds = [part.seconds * (part.trainer.get("idle", 0.0) if while_idle else 1.0) for part in parts]
+    whole = sum(seconds)
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(value * s for value, s in zip(values, seconds, strict=True)) / whole if whole else 0.0
+
+    return Span(
+        seconds=whole,
+        trainer={name: mean(part.trainer.get(name, 0.0) for part in parts) for name in TRAINER},
+        sessions={name: mean(part.sessions.get(name, 0.0) for part in parts) for name in SESSIONS},
+        busy=mean(part.busy for part in parts),
+        device=mean(part.device for part in parts),
+        pause=mean(part.pause for part in parts),
+        loads=sum(part.loads for part in parts),
+        tokens=sum(part.tokens for part in parts),
+        computed=sum(part.computed for part in parts),
+        reused=sum(part.reused for part in parts),
+        running=mean(part.running for part in parts),
+        waiting=mean(part.waiting for part in parts),
+        ready=mean(part.ready for part in parts),
+    )
+
+
+def binned(parts: Sequence[Span], *, most: int) -> list[Span]:
+    """At most `most` spans, each of neighbours."""
+    count = min(most, len(parts))
+    edges = [round(index * len(parts) / count) for index in range(count + 1)] if count else []
+    return [merged(parts[start:end]) for start, end in pairwise(edges)]

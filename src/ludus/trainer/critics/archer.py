@@ -1,0 +1,191 @@
+"""ArCHer's critic (2402.19446) for a trainer: turns become features, features a replay, and the double critic says what a turn was worth.
+
+    state    hidden state before the turn's first sampled token
+    action   hidden state before its last sampled token, and that token's embedding: together they have read the whole action
+
+Both by the model that the run started with, frozen: what lies in the replay stays comparable, and is encoded once. The critic sees them
+on the scale of the replay as it is now, which needs no memory of its own. Differs from the paper: there the encoder (RoBERTa) is trained
+too, which would have every update encode its turns anew; V learns from the actions just played, not from fresh samples at replayed
+states, and so does the policy. The last turn of a session is terminal, also where a limit cut it. As in the paper, the critic may learn
+alone at first (`critic.warmup`), and a baseline per token may be taken off (`critic.baseline`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludus.algorithms.returns import token_rewards, turn_rewards
+from ludus.config import CriticConfig, TrainerConfig
+from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.models.transfer import fetched
+from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent
+from ludus.trainer.checkpoint import Checkpoint
+from ludus.trainer.critics.double import DoubleCritic, Scale, TokenBaseline, Turns
+from ludus.trainer.critics.value import by_sequence, hidden_before
+from ludus.trainer.forward import prepare
+from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
+from ludus.types import Batch, Sequence, Trajectory
+
+NETWORKS, TARGETS, OPTIMIZER, REPLAY = "archer", "archer_targets", "archer_optimizer", "archer_replay"
+BASELINE, BASELINE_OPTIMIZER = "archer_baseline", "archer_baseline_optimizer"
+COLUMNS = ("states", "actions", "rewards", "nexts", "done")
+
+
+class Archer:
+    """Owns `encoder` from here on."""
+
+    def __init__(
+        self,
+        config: CriticConfig,
+        *,
+        encoder: PreTrainedModel,
+        trainer: TrainerConfig,
+        discount: float,
+        seed: int,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self._config, self._encoder = config, encoder
+        self._dtype = encoder.dtype
+        self._budget = Budget(trainer.microbatch_tokens or FIRST_TOKENS, device=encoder.device, on_event=on_event)
+        prepare(encoder.float().requires_grad_(False).eval())
+        hidden, device = encoder.config.get_text_config().hidden_size, encoder.device
+        self.critic = DoubleCritic(
+            state=hidden,
+            action=2 * hidden,
+            lr=config.lr,
+            discount=discount,
+            target_rate=config.target_rate,
+            seed=seed,
+            device=device,
+        )
+        self.replay = Turns.none(state=hidden, action=2 * hidden, device=device)
+        self.baseline = TokenBaseline(state=hidden, lr=config.lr, seed=seed, device=device) if config.baseline else None
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def alone(self) -> int:
+        """Steps at the start of a run that are its own."""
+        return self._config.warmup
+
+    def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
+        """Puts the turns into the replay, learns `critic.steps` times, and says of every sampled token what its turn was worth."""
+        features = self._features(trajectories)
+        found = [_turns(t, *own) for t, own in zip(trajectories, features, strict=True)]
+        fresh = Turns.none(
+            state=self.replay.states.shape[1], action=self.replay.actions.shape[1], device=self._encoder.device
+        )
+        for turns, _ in found:
+            fresh = fresh.followed_by(turns, most=len(fresh) + len(turns))
+        if not len(fresh):
+            return [np.zeros(0) for _ in trajectories]
+        self.replay = self.replay.followed_by(fresh, most=self._config.replay)
+        scale = Scale.of(self.replay)
+        fresh = scale(fresh)
+        self._learn(scale(self.replay), fresh)
+        pieces = self.critic.advantages(fresh).split([len(turns) for turns, _ in found])
+        places = [torch.from_numpy(ordinals).to(fresh.rewards.device) for _, ordinals in found]
+        by_token = [own[place] for own, place in zip(pieces, places, strict=True)]
+        if self.baseline is not None:
+            before = [scale.state(hidden) for hidden, _ in features]
+            by_token = self._without_baseline(self.baseline, by_token, before)
+        return [fetched(own).numpy().astype(np.float64) for own in by_token]
+
+    def _without_baseline(self, baseline: TokenBaseline, worth: Seq[Tensor], hidden: Seq[Tensor]) -> list[Tensor]:
+        """It is asked first and learns then: what it says of a token must not know how that token turned out."""
+        whole, states = torch.cat([*worth]), torch.cat([*hidden])
+        guesses = baseline.guess(states)
+        loss = baseline.learn(states, whole, steps=self._config.steps)
+        self._metrics["archer_baseline_loss"] = loss
+        return list((whole - guesses).split([len(own) for own in worth]))
+
+    def _learn(self, replay: Turns, fresh: Turns) -> None:
+        losses = [self.critic.learn(replay, fresh, batch=self._config.batch) for _ in range(self._config.steps)]
+        if not np.isfinite(losses).all():
+            raise TrainerFailed(
+                f"ArCHer's critic has losses {losses[-1]}; expected finite numbers. Look at the rewards, or lower critic.lr."
+            )
+        q, v = np.mean(losses, axis=0)
+        self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(replay))}
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """It has learnt already, when it was asked; here it tells."""
+        return self._metrics
+
+    @torch.no_grad()
+    def _features(self, trajectories: Seq[Trajectory]) -> list[tuple[Tensor, Tensor]]:
+        """Of each trajectory's sampled tokens: the hidden states before them, and their embeddings, (M, hidden) each."""
+        sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
+        nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
+        hidden = by_sequence(sequences, self._hidden, budget=self._budget)
+        rows = iter(zip(hidden, sequences, strict=True))
+        return [self._joined([next(rows) for _ in t.sequences], nothing) for t in trajectories]
+
+    def _hidden(self, sequences: Seq[Sequence]) -> Tensor:
+        return hidden_before(self._encoder, sequences, dtype=self._dtype, budget=self._budget)
+
+    def _joined(self, rows: Seq[tuple[Tensor, Sequence]], nothing: Tensor) -> tuple[Tensor, Tensor]:
+        ids = np.concatenate([np.zeros(0, np.int64), *(s.ids[s.sampled].astype(np.int64) for _, s in rows)])
+        embeddings: Tensor = self._encoder.get_input_embeddings()(torch.from_numpy(ids).to(nothing.device))
+        return torch.cat([nothing, *(hidden for hidden, s in rows if s.num_sampled)]), embeddings.float()
+
+    # -------------------------------------------------------------------------------------------- checkpoints
+
+    def tensors(self) -> dict[str, Mapping[str, Tensor]]:
+        replay = {name: getattr(self.replay, name) for name in COLUMNS}
+        own: dict[str, Mapping[str, Tensor]] = {
+            NETWORKS: named_tensors(self.critic.networks),
+            TARGETS: named_tensors(self.critic.targets),
+            OPTIMIZER: optimizer_tensors(self.critic.optimizer, self.critic.networks),
+            REPLAY: {**replay, "updates": torch.tensor(self.critic.updates)},
+        }
+        if self.baseline is not None:
+            own[BASELINE] = named_tensors(self.baseline.network)
+            own[BASELINE_OPTIMIZER] = optimizer_tensors(self.baseline.optimizer, self.baseline.network)
+        return own
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            networks, targets, memory, replay = map(checkpoint.tensors, (NETWORKS, TARGETS, OPTIMIZER, REPLAY))
+            guesses = [checkpoint.tensors(name) for name in (BASELINE, BASELINE_OPTIMIZER) if self.baseline is not None]
+        except OSError:
+            raise CheckpointFailed(
+                f"{checkpoint.folder} holds no critic of ArCHer's, or no baseline of it. Resume with the settings the run was started with."
+            ) from None
+        load_weights(self.critic.networks, networks, folder=checkpoint.folder)
+        load_weights(self.critic.targets, targets, folder=checkpoint.folder)
+        load_optimizer_tensors(self.critic.optimizer, self.critic.networks, memory)
+        self.replay = Turns(*(replay[name].to(self._encoder.device) for name in COLUMNS))
+        self.critic.updates = int(replay["updates"])
+        if self.baseline is not None:
+            load_weights(self.baseline.network, guesses[0], folder=checkpoint.folder)
+            load_optimizer_tensors(self.baseline.optimizer, self.baseline.network, guesses[1])
+
+
+def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, np.ndarray]:
+    """The turns that sampled anything, and which of them each sampled token belongs to."""
+    named = np.concatenate([np.zeros(0, np.int32), *(s.turns[s.sampled] for s in trajectory.sequences)])
+    if not len(named):
+        return Turns.none(state=hidden.shape[1], action=2 * hidden.shape[1], device=hidden.device), named.astype(
+            np.int64
+        )
+    _, firsts, ordinals = np.unique(named, return_index=True, return_inverse=True)
+    lasts = np.append(firsts[1:], len(named)) - 1
+    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=np.ones(len(named), np.bool_), turns=named)
+    states = hidden[torch.from_numpy(firsts).to(hidden.device)]
+    ends = torch.from_numpy(lasts).to(hidden.device)
+    done = torch.zeros(len(firsts), device=hidden.device)
+    done[-1] = 1.0
+    turns = Turns(
+        states=states,
+        actions=torch.cat([hidden[ends], embeddings[ends]], dim=1),
+        rewards=torch.from_numpy(np.bincount(ordinals, weights=rewards).astype(np.float32)).to(hidden.device),
+        nexts=torch.cat([states[1:], torch.zeros_like(states[:1])]),
+        done=done,
+    )
+    return turns, ordinals

@@ -25,7 +25,7 @@ from ludus.controller.records import (
 )
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 from tests.ports import free_port
 
 TASK = Task("echo/train/0", "echo", "train", {})
@@ -35,7 +35,7 @@ class Peer:
     """Something that listens; `await listen()` again after `await hang_up()` is a restart on the same port."""
 
     def __init__(self) -> None:
-        self.links: list[Link] = []
+        self.links: list[Connection] = []
         self.port = free_port()
         self.heard: list[tuple[str, Any]] = []
         self._server: Server | None = None
@@ -62,11 +62,11 @@ class Peer:
         return None
 
     async def _serve(self, connection: Any) -> None:
-        link = Link(connection, endpoints={**self.endpoints(), "ping": Endpoint(None, lambda _: "pong")})
+        link = Connection(connection, endpoints={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
         self.links.append(link)
         await link.run()
 
-    def endpoints(self) -> dict[str, Endpoint]:
+    def endpoints(self) -> dict[str, Handler]:
         raise NotImplementedError
 
     def calls(self, name: str) -> list[Any]:
@@ -82,9 +82,9 @@ class EchoWorker(Peer):
         self.acts: dict[str, list[Action]] = {}
         self._running: dict[tuple[str, int, str], asyncio.Task[Observation]] = {}
 
-    def endpoints(self) -> dict[str, Endpoint]:
+    def endpoints(self) -> dict[str, Handler]:
         bodies = {"start": Start, "act": Act, "solve": Solve, "close": Close, "renew": Renew}
-        return {name: Endpoint(body, self.note(name, getattr(self, name))) for name, body in bodies.items()}
+        return {name: Handler(body, self.note(name, getattr(self, name))) for name, body in bodies.items()}
 
     def note(self, name: str, function: Any) -> Any:
         def noted(body: Any) -> Any:
@@ -141,14 +141,13 @@ class EchoController(Peer):
             return connection.respond(401, "who are you?\n")
         return None
 
-    def endpoints(self) -> dict[str, Endpoint]:
+    def endpoints(self) -> dict[str, Handler]:
         own = {"tasks": (AskTasks, self.tasks), "open": (Open, self.open), "withdraw": (Withdraw, lambda _: None)}
         own["environments"] = (None, lambda _: (Described("echo", max_turns=3, options={"loud": True}),))
         relayed = {
-            name: Endpoint(each.body, self._relay(name, each.function))
-            for name, each in self.worker.endpoints().items()
+            name: Handler(each.body, self._relay(name, each.function)) for name, each in self.worker.endpoints().items()
         }
-        return {name: Endpoint(body, self._note(name, function)) for name, (body, function) in own.items()} | relayed
+        return {name: Handler(body, self._note(name, function)) for name, (body, function) in own.items()} | relayed
 
     def _note(self, name: str, function: Any) -> Any:
         def noted(body: Any) -> Any:

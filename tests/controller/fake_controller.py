@@ -10,7 +10,7 @@ from websockets.asyncio.server import serve
 
 from ludus.controller.records import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
 from ludus.types import Action, Observation, Task
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 from tests.ports import free_port
 
 
@@ -20,7 +20,7 @@ class FakeController:
         self.registered: asyncio.Queue[Register] = asyncio.Queue()
         self.ended: asyncio.Queue[Ended] = asyncio.Queue()
         self.beats: list[Heartbeat] = []
-        self.links: list[Link] = []
+        self.links: list[Connection] = []
         self.unknown: tuple[str, ...] = ()
         self.headers: list[dict] = []
         self.port = free_port()
@@ -30,7 +30,7 @@ class FakeController:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def worker(self) -> Link:
+    def worker(self) -> Connection:
         return self.links[-1]
 
     @asynccontextmanager
@@ -42,11 +42,11 @@ class FakeController:
         assert connection.request.path == "/link/worker"
         self.headers.append(dict(connection.request.headers))
         endpoints = {
-            "register": Endpoint(Register, self._register),
-            "heartbeat": Endpoint(Heartbeat, self.beats.append),
-            "ended": Endpoint(Ended, self.ended.put_nowait),
+            "register": Handler(Register, self._register),
+            "heartbeat": Handler(Heartbeat, self.beats.append),
+            "ended": Handler(Ended, self.ended.put_nowait),
         }
-        link = Link(connection, endpoints=endpoints, peer="the worker")
+        link = Connection(connection, endpoints=endpoints, peer="the worker")
         self.links.append(link)
         await link.run()
 
@@ -64,7 +64,7 @@ class FakeController:
 async def linked(address):
     """A client's link to a worker."""
     async with connect(address, max_size=None, compression=None) as connection:
-        link = Link(connection, peer="the worker")
+        link = Connection(connection, peer="the worker")
         running = asyncio.create_task(link.run())
         try:
             yield link

@@ -28,7 +28,7 @@ from ludus.controller.service.server import Settings
 from ludus.controller.service.serving import serving
 from ludus.errors import EnvironmentFailed
 from ludus.types import Action, Message, Observation, Task
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 
 
 def run(test, *, limit_s=180):
@@ -90,7 +90,7 @@ async def dial(url, path, *, token="", endpoints=None):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     address = url.replace("http", "ws", 1) + path
     connection = await connect(address, additional_headers=headers, compression=None, max_size=None)
-    return Linked(connection, Link(connection, endpoints=endpoints))
+    return Linked(connection, Connection(connection, endpoints=endpoints))
 
 
 class FakeWorker:
@@ -111,14 +111,14 @@ class FakeWorker:
 
     async def join(self, *, keeps=True):
         endpoints = {
-            "open": Endpoint(OpenHere, self._open),
-            "tasks": Endpoint(AskTasks, self._tasks),
-            "start": Endpoint(Start, self._start),
-            "act": Endpoint(Act, self._act),
-            "solve": Endpoint(Solve, lambda solve: Action(f"{solve.player} {solve.seed}")),
-            "close": Endpoint(Close, self._close),
-            "renew": Endpoint(Renew, lambda renew: self.renewed.extend(renew.session_ids)),
-            "drain": Endpoint(Drain, lambda drain: self.drains.append(drain.draining)),
+            "open": Handler(OpenHere, self._open),
+            "tasks": Handler(AskTasks, self._tasks),
+            "start": Handler(Start, self._start),
+            "act": Handler(Act, self._act),
+            "solve": Handler(Solve, lambda solve: Action(f"{solve.player} {solve.seed}")),
+            "close": Handler(Close, self._close),
+            "renew": Handler(Renew, lambda renew: self.renewed.extend(renew.session_ids)),
+            "drain": Handler(Drain, lambda drain: self.drains.append(drain.draining)),
         }
         self.linked = await dial(self.url, "/link/worker", token=self.token, endpoints=endpoints)
         running = tuple(
@@ -182,7 +182,7 @@ class FakeClient:
     @classmethod
     async def dial(cls, url, *, token=""):
         told = []
-        client = cls(await dial(url, "/link", token=token, endpoints={"ended": Endpoint(Ended, told.append)}))
+        client = cls(await dial(url, "/link", token=token, endpoints={"ended": Handler(Ended, told.append)}))
         client.told = told
         return client
 

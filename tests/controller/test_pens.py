@@ -16,12 +16,12 @@ import pytest
 from ludus.controller.client.local import LocalClient
 from ludus.environments import wrap
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
-from ludus.hosting.process_pool import PenLimits
+from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Action
 from tests.controller.penned import AsyncPenned, Penned, Unmade, alive, ends
 from tests.controller.plane import until
 
-FEW = PenLimits(num_warm=0)
+FEW = PoolLimits(num_warm=0)
 
 
 def scene(play, *, author=Penned, limits=FEW, **options):
@@ -100,7 +100,7 @@ def test_a_pen_is_replaced_after_its_number_of_sessions():
             pids.append(pid)
         return pids
 
-    tasks_and_sessions = PenLimits(num_warm=0, max_sessions=4)  # `opened` also asks for the tasks: two uses
+    tasks_and_sessions = PoolLimits(num_warm=0, max_sessions=4)  # `opened` also asks for the tasks: two uses
     pids = scene(play, limits=tasks_and_sessions)
     assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
     assert all(ends(pid) for pid in pids)
@@ -113,7 +113,7 @@ def test_a_pen_that_has_grown_is_replaced_after_its_session():
         await session.close()
         return first, (await opened(client))[1]
 
-    first, second = scene(play, limits=PenLimits(num_warm=0, max_bytes=140 * 2**20))
+    first, second = scene(play, limits=PoolLimits(num_warm=0, max_bytes=140 * 2**20))
     assert first != second
 
 
@@ -129,7 +129,7 @@ def test_a_pen_that_grows_without_end_is_killed_in_its_session(monkeypatch):
         assert ends(pid)
         return await other.act(Action("hello"))
 
-    assert scene(play, limits=PenLimits(num_warm=0, max_bytes=100 * 2**20)).reward == 0.5
+    assert scene(play, limits=PoolLimits(num_warm=0, max_bytes=100 * 2**20)).reward == 0.5
 
 
 @pytest.mark.parametrize("author", [Penned, AsyncPenned])
@@ -192,14 +192,14 @@ def test_sessions_beyond_the_number_of_pens_wait_and_their_clock_does_not_run():
         await first.close()
         return pid, (await waiting)[1]
 
-    first, second = scene(play, limits=PenLimits(num_warm=0, max_pens=1))
+    first, second = scene(play, limits=PoolLimits(num_warm=0, max_pens=1))
     assert first == second
 
 
 def test_an_open_that_takes_too_long_is_a_turn_timeout(monkeypatch):
     async def play(client):
         (task, *_) = await client.tasks("penned", "train")
-        monkeypatch.setattr("ludus.hosting.process_pool.PenProcess.call", lambda *_, **__: asyncio.sleep(60))
+        monkeypatch.setattr("ludus.hosting.process_pool.SessionProcess.call", lambda *_, **__: asyncio.sleep(60))
         with pytest.raises(TurnTimeout, match=r"open exceeded 0\.05 s"):
             await client.open(task, seed=0, timeout_s=0.05)
 
@@ -217,7 +217,7 @@ def test_a_warm_pen_waits_for_each_session():
         await session.close()
         return pens.num_pens
 
-    assert scene(play, limits=PenLimits(num_warm=1)) == 2
+    assert scene(play, limits=PoolLimits(num_warm=1)) == 2
 
 
 def test_an_environment_that_cannot_be_made_elsewhere_is_refused_at_once():
@@ -230,7 +230,7 @@ def test_an_environment_that_cannot_be_made_elsewhere_is_refused_at_once():
 
 def test_a_process_that_dies_while_it_is_made_says_so():
     with pytest.raises(EnvironmentFailed, match="its process ended with exit code 7"):
-        scene(lambda client: client.prepare(), author=Unmade, limits=PenLimits(num_warm=1), only_in=os.getpid())
+        scene(lambda client: client.prepare(), author=Unmade, limits=PoolLimits(num_warm=1), only_in=os.getpid())
 
 
 HOLDER = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 
-from ludus.processes.supervisor import Keeper
+from ludus.processes.supervisor import Supervisor
 
 
 def test_a_group_is_killed_once_for_its_number_may_be_somebody_elses_later(monkeypatch):
-    keeper, sleeper = Keeper(), subprocess.Popen(["sleep", "600"], start_new_session=True)
+    keeper, sleeper = Supervisor(), subprocess.Popen(["sleep", "600"], start_new_session=True)
     killed: list[int] = []
     try:
         keeper.add(sleeper.pid)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ludus.controller.client.client import remote
+from ludus.controller.client import remote
 from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.hosting.host import draw_player
@@ -275,7 +275,7 @@ def test_closing_never_raises_and_leaves_nothing_running():
         await controller.hang_up()
         await session.close()
         await client.close()
-        left = [task for task in asyncio.all_tasks() if "Line" in repr(task) or "Link" in repr(task)]
+        left = [task for task in asyncio.all_tasks() if "Line" in repr(task) or "Connection" in repr(task)]
         await worker.listen()
         await controller.listen()
         assert left == []

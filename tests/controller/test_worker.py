@@ -16,7 +16,7 @@ from ludus.controller.worker.worker import Worker
 from ludus.environments import wrap
 from ludus.environments.fake import FakeEnvironment, FakeSession
 from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
-from ludus.hosting.process_pool import PenLimits
+from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Action, Observation, Task
 from tests.controller.fake_controller import FakeController, act, linked, start
 from tests.controller.penned import Penned, ends
@@ -302,7 +302,7 @@ def test_the_time_for_draining_is_limited():
 def test_sessions_with_their_own_process_are_played_and_killed_like_the_others():
     async def scene():
         environments = [wrap(Penned, name="penned"), FakeEnvironment()]
-        async with running(environments, pens=PenLimits(num_warm=1)) as (controller, worker, register):
+        async with running(environments, pens=PoolLimits(num_warm=1)) as (controller, worker, register):
             await controller.open("s1", environment="penned", timeout_s=2.0)
             await controller.open("s2", environment="fake")
             async with linked(register.address) as client:

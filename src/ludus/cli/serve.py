@@ -79,7 +79,7 @@ def worker(
 ) -> None:
     """Serve a worker, which hosts sessions for a controller. SIGTERM drains it."""
     from ludus.controller.worker.worker import serve_worker
-    from ludus.hosting.process_pool import PenLimits
+    from ludus.hosting.process_pool import PoolLimits
 
     serve_worker(
         _made(environments or [], run=run),
@@ -89,7 +89,7 @@ def worker(
         host=host,
         port=port,
         drain_s=drain_s,
-        pens=PenLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
+        pens=PoolLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
     )
 
 

@@ -35,10 +35,10 @@ from ludus.errors import (
     describe,
 )
 from ludus.hosting.host import CLOSE_S, Player, draw_player
-from ludus.hosting.session_process import OpenTask, Propose, Spec, StreamConnection
-from ludus.processes.supervisor import Keeper, memory_of, obituary
+from ludus.hosting.session_process import OpenTask, Propose, Spec, StreamTransport
+from ludus.processes.supervisor import Supervisor, memory_of, obituary
 from ludus.types import Action, Observation, Task
-from ludus.wire.connection import Link
+from ludus.wire.connection import Connection
 
 START_S = 60.0
 """How long a new process may take to import its environment."""
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PenLimits:
+class PoolLimits:
     max_pens: int = 64
     """Processes at once; sessions beyond wait."""
     max_sessions: int = 100
@@ -58,16 +58,16 @@ class PenLimits:
     """Idle pens kept ready for each environment."""
 
 
-class Pens:
+class ProcessPool:
     """The pool, for all environments of this process that ask for isolation."""
 
-    def __init__(self, environments: Iterable[Environment] = (), *, limits: PenLimits | None = None) -> None:
-        self.limits = limits or PenLimits()
+    def __init__(self, environments: Iterable[Environment] = (), *, limits: PoolLimits | None = None) -> None:
+        self.limits = limits or PoolLimits()
         self._specs = {environment.name: spec_of(environment) for environment in environments}
         self._room: asyncio.Semaphore | None = None
-        self._idle: dict[str, list[PenProcess]] = {name: [] for name in self._specs}
-        self._all: set[PenProcess] = set()
-        self._keeper = Keeper()
+        self._idle: dict[str, list[SessionProcess]] = {name: [] for name in self._specs}
+        self._all: set[SessionProcess] = set()
+        self._keeper = Supervisor()
         self._helpers: set[asyncio.Task[None]] = set()
         self._dying: set[asyncio.Task[str]] = set()
         self._watching: asyncio.Task[None] | None = None
@@ -87,7 +87,7 @@ class Pens:
                 await pen.call("tasks", split, answer=tuple[Task, ...], where=f"{environment}: tasks({split!r})")
             )
 
-    async def open(self, task: Task, *, seed: int, timeout_s: float, label: str = "") -> PennedSession:
+    async def open(self, task: Task, *, seed: int, timeout_s: float, label: str = "") -> IsolatedSession:
         """Waits for room; only then does the clock of `timeout_s` run."""
         pen = await self._take(task.environment)
         try:
@@ -100,7 +100,7 @@ class Pens:
             pen.kill("opening a session failed there")  # who knows what is left of it
             self._give_back(pen)
             raise
-        return PennedSession(pen, pens=self, task=task)
+        return IsolatedSession(pen, pens=self, task=task)
 
     async def close(self) -> None:
         self._closed = True
@@ -114,14 +114,14 @@ class Pens:
     # ------------------------------------------------------------------------------------------------ the pool
 
     @asynccontextmanager
-    async def _lent(self, name: str) -> AsyncIterator[PenProcess]:
+    async def _lent(self, name: str) -> AsyncIterator[SessionProcess]:
         pen = await self._take(name)
         try:
             yield pen
         finally:
             self._give_back(pen)
 
-    async def _take(self, name: str) -> PenProcess:
+    async def _take(self, name: str) -> SessionProcess:
         self._room = self._room or asyncio.Semaphore(self.limits.max_pens)
         await self._room.acquire()
         try:
@@ -139,7 +139,7 @@ class Pens:
         self._warm_up_soon(name)
         return pen
 
-    def _give_back(self, pen: PenProcess) -> None:
+    def _give_back(self, pen: SessionProcess) -> None:
         assert self._room is not None
         self._room.release()
         too_old = pen.num_sessions >= self.limits.max_sessions
@@ -149,10 +149,10 @@ class Pens:
         else:
             self._idle[pen.name].append(pen)
 
-    async def _start(self, name: str) -> PenProcess:
+    async def _start(self, name: str) -> SessionProcess:
         while len(self._all) >= self.limits.max_pens and (idle := next(filter(None, self._idle.values()), None)):
             self._retire(idle.pop(0), "another environment needed its place")
-        pen = PenProcess(self._specs[name], keeper=self._keeper)
+        pen = SessionProcess(self._specs[name], keeper=self._keeper)
         self._all.add(pen)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
@@ -163,7 +163,7 @@ class Pens:
             raise
         return pen
 
-    def _retire(self, pen: PenProcess, reason: str) -> None:
+    def _retire(self, pen: SessionProcess, reason: str) -> None:
         pen.kill(reason)
         self._all.discard(pen)
         dying = asyncio.ensure_future(pen.gone())
@@ -198,13 +198,13 @@ class Pens:
                     pen.kill(f"its process held {held / 2**20:.0f} MiB, twice what a pen may hold, and was killed")
 
 
-class PenProcess:
+class SessionProcess:
     """A process, and the link to it."""
 
-    def __init__(self, spec: Spec, *, keeper: Keeper) -> None:
+    def __init__(self, spec: Spec, *, keeper: Supervisor) -> None:
         self.name = spec.name
         self.num_sessions = 0
-        self.link: Link | None = None
+        self.link: Connection | None = None
         self.reason = ""
         """Why we killed it, if we did."""
         self._spec, self._keeper = spec, keeper
@@ -231,8 +231,8 @@ class PenProcess:
                 start_new_session=True,  # its own group: what the author's code starts is killed with it
             )
         self._keeper.add(self._process.pid)
-        connection = StreamConnection(*await asyncio.open_connection(sock=ours))
-        link = Link(connection, peer=f"the process of {self.name}")
+        connection = StreamTransport(*await asyncio.open_connection(sock=ours))
+        link = Connection(connection, peer=f"the process of {self.name}")
         self._running = asyncio.create_task(link.run())
         try:
             async with asyncio.timeout(START_S):
@@ -276,10 +276,10 @@ class PenProcess:
         return self.reason or obituary(self._process.poll() if self._process else None)
 
 
-class PennedSession:
+class IsolatedSession:
     """A live session in a pen, as a client sees it."""
 
-    def __init__(self, pen: PenProcess, *, pens: Pens, task: Task) -> None:
+    def __init__(self, pen: SessionProcess, *, pens: ProcessPool, task: Task) -> None:
         self._pen, self._pens, self._task = pen, pens, task
         self._closing: asyncio.Future[None] | None = None
 

@@ -24,7 +24,7 @@ from ludus.hosting.host import Host, HostedSession, Player
 from ludus.sandboxes.provider import Sandboxes
 from ludus.types import Action, Task
 from ludus.wire.codec import MAX_FRAME_BYTES, Record
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 
 _LENGTH = struct.Struct("!I")
 _PR_SET_PDEATHSIG = 1
@@ -52,7 +52,7 @@ class Propose(Record, frozen=True):
     seed: int
 
 
-class StreamConnection:
+class StreamTransport:
     """A link's connection over a stream: each message after its length."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -72,7 +72,7 @@ class StreamConnection:
         self._writer.close()
 
 
-class Pen:
+class SessionHost:
     """One environment, and at most one session of it."""
 
     def __init__(self) -> None:
@@ -82,15 +82,15 @@ class Pen:
         self._environment: Environment | None = None
         self._session: HostedSession | None = None
 
-    def endpoints(self) -> Mapping[str, Endpoint]:
+    def endpoints(self) -> Mapping[str, Handler]:
         return {
-            "make": Endpoint(Spec, self.make),
-            "tasks": Endpoint(str, self.tasks),
-            "open": Endpoint(OpenTask, self.open),
-            "start": Endpoint(None, lambda _: self.session.start()),
-            "act": Endpoint(Action, lambda action: self.session.act(action)),
-            "propose": Endpoint(Propose, lambda ask: self.session.propose(ask.player, seed=ask.seed)),
-            "close": Endpoint(None, lambda _: self.close()),
+            "make": Handler(Spec, self.make),
+            "tasks": Handler(str, self.tasks),
+            "open": Handler(OpenTask, self.open),
+            "start": Handler(None, lambda _: self.session.start()),
+            "act": Handler(Action, lambda action: self.session.act(action)),
+            "propose": Handler(Propose, lambda ask: self.session.propose(ask.player, seed=ask.seed)),
+            "close": Handler(None, lambda _: self.close()),
         }
 
     @property
@@ -127,8 +127,8 @@ def die_with(parent: int) -> None:
 
 
 async def serve(end: socket.socket) -> None:
-    connection = StreamConnection(*await asyncio.open_connection(sock=end))
-    await Link(connection, endpoints=Pen().endpoints(), peer="the worker").run()
+    connection = StreamTransport(*await asyncio.open_connection(sock=end))
+    await Connection(connection, endpoints=SessionHost().endpoints(), peer="the worker").run()
 
 
 def main(fd: int, parent: int) -> None:

@@ -24,7 +24,7 @@ for group in $groups; do kill -s KILL -- "-$group"; done
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-class Keeper:
+class Supervisor:
     """Knows the groups that must not be left behind."""
 
     def __init__(self) -> None:

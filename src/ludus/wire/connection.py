@@ -30,7 +30,7 @@ FRAME_BYTES = 2**20
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
 
 
-class Connection(Protocol):
+class Transport(Protocol):
     """What a link needs of a websocket; messages are whole."""
 
     async def send(self, data: bytes) -> None: ...
@@ -42,7 +42,7 @@ class Connection(Protocol):
     async def close(self) -> None: ...
 
 
-class Endpoint:
+class Handler:
     """Something callable from the other end: how to read its body, and the function that answers."""
 
     __slots__ = ("body", "function")
@@ -51,7 +51,7 @@ class Endpoint:
         self.body, self.function = body, function
 
 
-class Link:
+class Connection:
     """`endpoints` maps the names the other end may call to (type of the body, function); functions may be async or plain.
 
     A plain function must be quick: it runs on the loop, before the next envelope is read. What an async one does ends with the link; a
@@ -59,7 +59,7 @@ class Link:
     """
 
     def __init__(
-        self, connection: Connection, *, endpoints: Mapping[str, Endpoint] | None = None, peer: str = "the other end"
+        self, connection: Transport, *, endpoints: Mapping[str, Handler] | None = None, peer: str = "the other end"
     ) -> None:
         self._connection = connection
         self._endpoints = dict(endpoints or {})

@@ -18,7 +18,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 from ludus.wire.codec import MAX_FRAME_BYTES
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 
 _jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 CONNECT_S = 5.0
@@ -38,7 +38,7 @@ class Unreachable(ControllerFailed):
     """Nobody was there to be called."""
 
 
-class Line:
+class ReconnectingConnection:
     """`patience_s` 0: one attempt, and then none for SHUN_S, because the caller has another way."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Line:
         peer: str,
         token: str = "",
         patience_s: float = 0.0,
-        endpoints: Mapping[str, Endpoint] | None = None,
+        endpoints: Mapping[str, Handler] | None = None,
     ) -> None:
         self.url, self.peer = url, peer
         self._token, self._patience_s, self._endpoints = token, patience_s, endpoints
-        self._link: Link | None = None
-        self._dialling: asyncio.Task[Link] | None = None
+        self._link: Connection | None = None
+        self._dialling: asyncio.Task[Connection] | None = None
         self._running: set[asyncio.Task[str]] = set()
         self._shunned: tuple[float, str] = (0.0, "")
         self._closed = False
@@ -88,7 +88,7 @@ class Line:
         if self._running:
             await asyncio.wait(self._running)
 
-    async def _dialled(self) -> Link:
+    async def _dialled(self) -> Connection:
         """All callers share one attempt, and outlive each other."""
         until, reason = self._shunned
         if self._closed or time.monotonic() < until:
@@ -98,7 +98,7 @@ class Line:
             self._dialling.add_done_callback(_retrieved)
         return await asyncio.shield(self._dialling)
 
-    async def _dial(self) -> Link:
+    async def _dial(self) -> Connection:
         give_up, pause_s = time.monotonic() + self._patience_s, PAUSE_S
         while True:
             try:
@@ -111,7 +111,7 @@ class Line:
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def _connect(self) -> Link:
+    async def _connect(self) -> Connection:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
             connection = await connect(
@@ -126,7 +126,7 @@ class Line:
             if error.response.status_code in (401, 403):
                 raise ControllerFailed(_refused(self.peer, token=self._token), status=401) from None
             raise
-        self._link = Link(connection, endpoints=self._endpoints, peer=self.peer)  # type: ignore[arg-type]
+        self._link = Connection(connection, endpoints=self._endpoints, peer=self.peer)  # type: ignore[arg-type]
         running = asyncio.create_task(self._link.run())
         self._running.add(running)
         running.add_done_callback(self._running.discard)
@@ -152,6 +152,6 @@ def _refused(peer: str, *, token: str) -> str:
     return f"{peer} refuses this client: {got}. Set LUDUS_TOKEN, or name a file that holds the token with controller.token_file"
 
 
-def _retrieved(task: asyncio.Task[Link]) -> None:
+def _retrieved(task: asyncio.Task[Connection]) -> None:
     if not task.cancelled():
         task.exception()

@@ -14,7 +14,7 @@ from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.sandboxing import Declared
 from ludus.errors import ConfigError, TurnTimeout, nearest
 from ludus.hosting.host import Host, HostedSession
-from ludus.hosting.process_pool import PenLimits, PennedSession, Pens
+from ludus.hosting.process_pool import IsolatedSession, PoolLimits, ProcessPool
 from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.types import Task
 
@@ -27,7 +27,7 @@ class LocalClient:
         environments: Iterable[Environment],
         *,
         max_threads: int = 256,
-        pens: PenLimits | None = None,
+        pens: PoolLimits | None = None,
         sandboxes: Sandboxes | None = None,
     ) -> None:
         self._environments: dict[str, Environment] = {}
@@ -38,7 +38,7 @@ class LocalClient:
         self.sandboxes = sandboxes or Sandboxes()
         self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
         self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
-        self._pens = Pens((self._environments[name] for name in self._apart), limits=pens)
+        self._pens = ProcessPool((self._environments[name] for name in self._apart), limits=pens)
 
     def environments(self) -> dict[str, Described]:
         return {name: described(environment) for name, environment in self._environments.items()}
@@ -51,7 +51,7 @@ class LocalClient:
 
     async def open(
         self, task: Task, *, seed: int, timeout_s: float = TURN_S, label: str = ""
-    ) -> HostedSession | PennedSession:
+    ) -> HostedSession | IsolatedSession:
         """`label` names the session's sandbox."""
         if task.environment in self._apart:
             return await self._pens.open(task, seed=seed, timeout_s=timeout_s, label=label)

@@ -41,8 +41,8 @@ from ludus.controller.records import (
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
 from ludus.hosting.host import draw_player
 from ludus.types import Action, Observation, Task
-from ludus.wire.connection import Endpoint
-from ludus.wire.reconnect import Line, Unreachable, link_url
+from ludus.wire.connection import Handler
+from ludus.wire.reconnect import ReconnectingConnection, Unreachable, link_url
 
 LEASE_S = 60.0
 WAIT_S = 300.0
@@ -74,17 +74,17 @@ class RemoteClient:
         """wait_s: how long a session may queue for a slot. session_timeout_s: what a worker allows a session in all."""
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
         self.patience_s = patience_s
-        self.controller = Line(
+        self.controller = ReconnectingConnection(
             link_url(url),
             peer=f"the controller {url}",
             token=token,
             patience_s=patience_s,
-            endpoints={"ended": Endpoint(Ended, self._ended)},
+            endpoints={"ended": Handler(Ended, self._ended)},
         )
         self.live: dict[str, RemoteSession] = {}
         self._id = secrets.token_hex(8)
         self._requests = itertools.count()
-        self._lines: dict[str, Line] = {}
+        self._lines: dict[str, ReconnectingConnection] = {}
         self._described: dict[str, Described] = {}
         self._renewing: asyncio.Task[None] | None = None
 
@@ -181,11 +181,11 @@ class RemoteClient:
                 raise
             raise ControllerFailed(f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s") from None
 
-    def _line_to(self, opened: Opened) -> Line:
+    def _line_to(self, opened: Opened) -> ReconnectingConnection:
         if not opened.address:
             return self.controller
         if opened.address not in self._lines:
-            self._lines[opened.address] = Line(opened.address, peer=f"worker {opened.worker_id}")
+            self._lines[opened.address] = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
         return self._lines[opened.address]
 
     def _ended(self, ended: Ended) -> None:
@@ -197,12 +197,12 @@ class RemoteClient:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self.lease_s / 3)
-            on: dict[Line, list[str]] = defaultdict(list)
+            on: dict[ReconnectingConnection, list[str]] = defaultdict(list)
             for session_id, session in self.live.items():
                 on[session.line].append(session_id)
             await asyncio.gather(*(self._renew(line, tuple(ids)) for line, ids in on.items()))
 
-    async def _renew(self, line: Line, session_ids: tuple[str, ...]) -> None:
+    async def _renew(self, line: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
         """In time or not at all: whoever acts on a session that was lost meanwhile hears of it then."""
         try:
             async with asyncio.timeout(self.lease_s / 3):
@@ -215,7 +215,7 @@ class RemoteClient:
         for session_id in over:
             self._ended(Ended(session_id, cause="lease"))
 
-    async def _ended_among(self, session_ids: tuple[str, ...], *, line: Line) -> tuple[str, ...]:
+    async def _ended_among(self, session_ids: tuple[str, ...], *, line: ReconnectingConnection) -> tuple[str, ...]:
         """Renews the leases; answers with the sessions that have none any more."""
         try:
             renewed: Renewed = await line.call("renew", Renew(session_ids), answer=Renewed)
@@ -231,7 +231,7 @@ class RemoteSession:
 
     __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "line")
 
-    def __init__(self, opened: Opened, *, client: RemoteClient, line: Line, timeout_s: float) -> None:
+    def __init__(self, opened: Opened, *, client: RemoteClient, line: ReconnectingConnection, timeout_s: float) -> None:
         self.line = line
         self._opened, self._client, self._timeout_s = opened, client, timeout_s
         self._turn = 0

@@ -53,7 +53,7 @@ from ludus.controller.service.worker_proxy import Worker
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
 from ludus.types import Action, Observation, Task
 from ludus.wire.codec import VERSION
-from ludus.wire.connection import Link
+from ludus.wire.connection import Connection
 
 T = TypeVar("T")
 TICK_S = 0.25
@@ -108,7 +108,7 @@ class Controller:
         self.metrics = Metrics(self.roster)
         self.journal = Journal(settings.state)
         self.described: dict[str, Described] = {}
-        self.client_links: dict[str, set[Link]] = defaultdict(set)
+        self.client_links: dict[str, set[Connection]] = defaultdict(set)
         self._clock = clock
         self._calls = Calls(is_expected=self.roster.seats.__contains__)
         self._pending: dict[str, _Pending] = {}

@@ -25,16 +25,16 @@ from ludus.controller.records import (
     Withdraw,
 )
 from ludus.controller.service.server import Controller
-from ludus.controller.service.worker_proxy import LinkWorker
+from ludus.controller.service.worker_proxy import ConnectedWorker
 from ludus.errors import ControllerFailed, LudusError
 from ludus.wire.codec import encode, fault_of
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 
 TOKENS_S = 1.0
 """How often the token of a standing link is looked at again."""
 
 
-class Socket:
+class WebSocketTransport:
     """A websocket of the HTTP server, as a link's connection."""
 
     def __init__(self, websocket: WebSocket) -> None:
@@ -59,7 +59,9 @@ async def serve_client(websocket: WebSocket, controller: Controller) -> None:
     client = await _accepted(websocket, controller)
     if client is None:
         return
-    link = Link(Socket(websocket), endpoints=client_endpoints(controller, client), peer=f"client {client}")
+    link = Connection(
+        WebSocketTransport(websocket), endpoints=client_endpoints(controller, client), peer=f"client {client}"
+    )
     links = controller.client_links[client]
     links.add(link)
     await _run(link, websocket, controller, over=lambda _: links.discard(link))
@@ -77,20 +79,20 @@ class WorkerDoor:
 
     def __init__(self, websocket: WebSocket, controller: Controller, *, owner: str) -> None:
         self._controller, self._owner = controller, owner
-        self._worker: LinkWorker | None = None
+        self._worker: ConnectedWorker | None = None
         endpoints = {
-            "register": Endpoint(Register, self._register),
-            "heartbeat": Endpoint(Heartbeat, self._heartbeat),
-            "ended": Endpoint(Ended, self._ended),
+            "register": Handler(Register, self._register),
+            "heartbeat": Handler(Heartbeat, self._heartbeat),
+            "ended": Handler(Ended, self._ended),
         }
-        self.link = Link(Socket(websocket), endpoints=endpoints, peer="a worker")
+        self.link = Connection(WebSocketTransport(websocket), endpoints=endpoints, peer="a worker")
 
     def over(self, reason: str) -> None:
         if self._worker is not None:
             self._controller.away(self._worker, reason=reason)
 
     def _register(self, register: Register) -> Registered:
-        worker = LinkWorker(register.worker_id, link=self.link)
+        worker = ConnectedWorker(register.worker_id, link=self.link)
         answer = self._controller.join(worker, register, owner=self._owner)
         self._worker = worker
         self.link.peer = f"worker {worker.id}"
@@ -109,7 +111,7 @@ class WorkerDoor:
         return self._worker.id
 
 
-def client_endpoints(controller: Controller, client: str) -> dict[str, Endpoint]:
+def client_endpoints(controller: Controller, client: str) -> dict[str, Handler]:
     table: dict[str, tuple[Any, Callable[[Any], Any]]] = {
         "open": (Open, lambda body: controller.open(body, client=client)),
         "withdraw": (Withdraw, lambda body: controller.withdraw(body, client=client)),
@@ -121,7 +123,7 @@ def client_endpoints(controller: Controller, client: str) -> dict[str, Endpoint]
         "close": (Close, lambda body: controller.close(body, client=client)),
         "renew": (Renew, lambda body: controller.renew(body, client=client)),
     }
-    return {name: Endpoint(body, _counted(controller, client, name, call)) for name, (body, call) in table.items()}
+    return {name: Handler(body, _counted(controller, client, name, call)) for name, (body, call) in table.items()}
 
 
 def _counted(controller: Controller, client: str, name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -146,7 +148,7 @@ async def _accepted(websocket: WebSocket, controller: Controller) -> str | None:
     return client
 
 
-async def _run(link: Link, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]) -> None:
+async def _run(link: Connection, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]) -> None:
     """Until the connection is over, or its token is revoked or expires."""
     running = asyncio.create_task(_running(link, over))
     watching = asyncio.create_task(_until_revoked(websocket, controller))
@@ -160,7 +162,7 @@ async def _run(link: Link, websocket: WebSocket, controller: Controller, *, over
         await asyncio.gather(running, watching, return_exceptions=True)
 
 
-async def _running(link: Link, over: Callable[[str], None]) -> None:
+async def _running(link: Connection, over: Callable[[str], None]) -> None:
     """`over` is called in the same breath, before anyone who waited for an answer over this link can look around."""
     reason = "it was closed here"
     try:

@@ -1,6 +1,6 @@
 """Workers as the controller talks to them. Promise: the controller never asks which kind it has before it.
 
-`LinkWorker` is ours, over the link that it dialled. A foreign kind implements `Worker` beside its dialect (controller/agentrl/) and uses
+`ConnectedWorker` is ours, over the link that it dialled. A foreign kind implements `Worker` beside its dialect (agentrl/) and uses
 four methods of `server.Controller`:
 
     controller.join(worker, register)      it is here: placement begins; joining again with the same id replaces the old object
@@ -20,7 +20,7 @@ from typing import Protocol
 from ludus.controller.records import Act, AskTasks, Close, Drain, OpenHere, Renew, Solve, Start
 from ludus.errors import ControllerFailed
 from ludus.types import Action, Observation, Task
-from ludus.wire.connection import Link
+from ludus.wire.connection import Connection
 
 
 class Worker(Protocol):
@@ -76,13 +76,13 @@ class Worker(Protocol):
         ...
 
 
-class LinkWorker:
+class ConnectedWorker:
     """One of our workers, at the other end of its link."""
 
     dialect = "ludus"
     keeps_leases = True
 
-    def __init__(self, worker_id: str, *, link: Link) -> None:
+    def __init__(self, worker_id: str, *, link: Connection) -> None:
         self.id = worker_id
         self.link = link
 

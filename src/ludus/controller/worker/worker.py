@@ -47,10 +47,10 @@ from ludus.controller.worker.sessions import Sessions
 from ludus.environments.environment import Environment
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.garbage import rarely_collected
-from ludus.hosting.process_pool import PenLimits
+from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Task
 from ludus.wire.codec import MAX_FRAME_BYTES
-from ludus.wire.connection import Endpoint, Link
+from ludus.wire.connection import Connection, Handler
 from ludus.wire.reconnect import link_url
 
 _jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
@@ -75,14 +75,14 @@ class Worker:
         host: str = "127.0.0.1",
         port: int = 0,
         drain_s: float = DRAIN_S,
-        pens: PenLimits | None = None,
+        pens: PoolLimits | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._url, self._token = f"{link_url(controller)}/worker", token
         self._host, self._port, self._drain_s = host, port, drain_s
         self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pens=pens)
         self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._tell_ended)
-        self._link: Link | None = None
+        self._link: Connection | None = None
         self._untold: list[Ended] = []
         """Sessions that ended since the controller was told what runs here, and before it could be told so."""
         self._said = ""
@@ -164,16 +164,16 @@ class Worker:
     # -------------------------------------------------------------------------------------------- clients
 
     async def _serve_client(self, connection: ServerConnection) -> None:
-        await Link(connection, endpoints=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+        await Connection(connection, endpoints=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
 
-    def _turns(self, *, trusted: bool) -> dict[str, Endpoint]:
+    def _turns(self, *, trusted: bool) -> dict[str, Handler]:
         sessions = self.sessions
         return {
-            "start": Endpoint(Start, lambda body: sessions.begun(body, trusted=trusted)),
-            "act": Endpoint(Act, lambda body: sessions.begun(body, trusted=trusted)),
-            "solve": Endpoint(Solve, lambda body: sessions.begun(body, trusted=trusted)),
-            "close": Endpoint(Close, lambda body: sessions.close(body, trusted=trusted)),
-            "renew": Endpoint(Renew, sessions.renew),
+            "start": Handler(Start, lambda body: sessions.begun(body, trusted=trusted)),
+            "act": Handler(Act, lambda body: sessions.begun(body, trusted=trusted)),
+            "solve": Handler(Solve, lambda body: sessions.begun(body, trusted=trusted)),
+            "close": Handler(Close, lambda body: sessions.close(body, trusted=trusted)),
+            "renew": Handler(Renew, sessions.renew),
         }
 
     # -------------------------------------------------------------------------------------------- the controller
@@ -203,7 +203,7 @@ class Worker:
             ping_interval=None,  # heartbeats do that
             proxy=None,
         ) as connection:
-            link = Link(connection, endpoints=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
+            link = Connection(connection, endpoints=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
             running = asyncio.create_task(link.run())
             try:
                 await self._register(link, connection)
@@ -215,14 +215,14 @@ class Worker:
                 with suppress(asyncio.CancelledError):
                     await running
 
-    def _orders(self) -> dict[str, Endpoint]:
+    def _orders(self) -> dict[str, Handler]:
         return {
-            "open": Endpoint(OpenHere, self.sessions.open),
-            "tasks": Endpoint(AskTasks, self._tasks),
-            "drain": Endpoint(Drain, self._drain),
+            "open": Handler(OpenHere, self.sessions.open),
+            "tasks": Handler(AskTasks, self._tasks),
+            "drain": Handler(Drain, self._drain),
         }
 
-    async def _register(self, link: Link, connection: ClientConnection) -> None:
+    async def _register(self, link: Connection, connection: ClientConnection) -> None:
         self._untold.clear()
         register = Register(
             worker_id=self.id,
@@ -241,7 +241,7 @@ class Worker:
             link.tell("heartbeat", self._heartbeat())
         await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
 
-    async def _beat(self, link: Link) -> None:
+    async def _beat(self, link: Connection) -> None:
         """Until the link is over, or the controller has been silent for as long as it would wait for us."""
         every_s = self._registered.heartbeat_s
         while link.alive:

@@ -31,7 +31,7 @@ from ludus.environments.registry import search_path
 from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
 from ludus.launch.placement.pipe import Pipe
 from ludus.processes.child import how_ended
-from ludus.processes.supervisor import Keeper
+from ludus.processes.supervisor import Supervisor
 from ludus.rollout.group import OnTrajectory, Order, assembled
 from ludus.rollout.speaker import Speaker, Words
 from ludus.types import Completion, Group, Sampling, Trajectory
@@ -162,13 +162,13 @@ class _Playing:
 class SessionsApart:
     """A GroupPlayer with processes; each group is played whole by one of them."""
 
-    def __init__(self, processes: Iterable[_Process], *, keeper: Keeper) -> None:
+    def __init__(self, processes: Iterable[_Process], *, keeper: Supervisor) -> None:
         self._processes, self._keeper = list(processes), keeper
 
     @classmethod
     async def start(cls, setup: Setup, *, num: int) -> Self:
         """They begin while the run goes on, which may have a model to load."""
-        keeper = Keeper()
+        keeper = Supervisor()
         return cls([await _Process.start(setup, keeper=keeper) for _ in range(num)], keeper=keeper)
 
     async def ready(self, speaker: Speaker) -> None:
@@ -196,7 +196,7 @@ class SessionsApart:
 
 
 class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, keeper: Keeper) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, keeper: Supervisor) -> None:
         self._process, self._pipe, self._keeper = process, pipe, keeper
         keeper.add(process.pid)
         self.speaker: Speaker | None = None
@@ -213,7 +213,7 @@ class _Process:
         self._watching = asyncio.create_task(self._watch())
 
     @classmethod
-    async def start(cls, setup: Setup, *, keeper: Keeper) -> Self:
+    async def start(cls, setup: Setup, *, keeper: Supervisor) -> Self:
         ours, theirs = socket.socketpair()
         pipe = await Pipe.over(ours)
         with theirs:

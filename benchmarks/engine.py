@@ -31,7 +31,6 @@ from ludus.errors import ConfigError
 from ludus.models.loading.load import load_model
 from ludus.models.loading.tiny import make_tiny
 from ludus.types import Sampling
-from ludus.weights.memory import MemoryChannel
 
 TURNS = 6
 SESSION_TOKENS = 640  # 64 of prompt, then at most 6 x 48 sampled and 5 x 32 observed
@@ -102,7 +101,7 @@ def theirs(model: PreTrainedModel, sessions: list[Session]) -> float:
 
 async def compare(name: str, model: PreTrainedModel, *, num_sessions: int, repeats: int, threads: int) -> None:
     config = EngineConfig(threads=threads, max_running=max(64, num_sessions))
-    engine = EmbeddedEngine(copy.deepcopy(model), channel=MemoryChannel(), config=config, max_tokens=SESSION_TOKENS)
+    engine = EmbeddedEngine(copy.deepcopy(model), config=config, max_tokens=SESSION_TOKENS)
     rates: list[tuple[float, float]] = []
     for repeat in range(repeats + 1):
         sessions = make_sessions(num_sessions, vocab_size=model.config.vocab_size, seed=repeat)

@@ -24,9 +24,8 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import EngineConfig, TrainerConfig
 from ludus.engines.embedded import EmbeddedEngine
-from ludus.trainer.trainer import Trainer
+from ludus.trainer.local import LocalTrainer
 from ludus.types import Sampling
-from ludus.weights.memory import MemoryChannel
 
 PROMPT, NEW = 256, 128
 TURNS, OBSERVED, SAID = 6, 64, 48
@@ -58,7 +57,7 @@ def make_model(shape: str) -> PreTrainedModel:
 
 def make_engine(model: PreTrainedModel, *, sessions: int, max_tokens: int) -> EmbeddedEngine:
     config = EngineConfig(max_running=sessions, max_cached=sessions, max_waiting=8192)
-    return EmbeddedEngine(copy.deepcopy(model), channel=MemoryChannel(), config=config, max_tokens=max_tokens)
+    return EmbeddedEngine(copy.deepcopy(model), config=config, max_tokens=max_tokens)
 
 
 def words(rng: random.Random, count: int) -> list[int]:
@@ -131,7 +130,9 @@ async def conversations(shape: str, model: PreTrainedModel, *, sessions: int, re
 async def agreement(shape: str, model: PreTrainedModel) -> None:
     """Mean distance between the logprobs of the engine's draws and the trainer's, in bfloat16."""
     engine = make_engine(model, sessions=16, max_tokens=PROMPT + NEW)
-    trainer = Trainer(copy.deepcopy(model), algorithm_loss=lambda tokens: (tokens.logprobs, {}), config=TrainerConfig())
+    trainer = LocalTrainer(
+        copy.deepcopy(model), algorithm_loss=lambda tokens: (tokens.logprobs, {}), config=TrainerConfig()
+    )
     gaps: list[float] = []
 
     async def one(i: int) -> None:

@@ -39,11 +39,11 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludus.config import LoraConfig, TrainerConfig
 from ludus.models.attention.tree import Tree
+from ludus.trainer.local import LocalTrainer
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import cast_weights
 from ludus.trainer.pack import row_ids, subtree_ends, trie
 from ludus.trainer.sft import log_likelihood
-from ludus.trainer.trainer import Trainer
 from ludus.types import Batch, Sequence, frozen_array
 
 SHAPES: dict[str, dict[str, int]] = {
@@ -210,7 +210,7 @@ def ours(
     add_adapters(model, LoraConfig(rank=rank), seed=0)
     events: list[str] = []
     config = TrainerConfig(lr=1e-5, threads=0, **knobs)
-    trainer = Trainer(
+    trainer = LocalTrainer(
         model, algorithm_loss=log_likelihood, config=config, on_event=lambda kind, **_: events.append(kind)
     )
     found = measured(trainer.step, batches, repeats=repeats, device=device)

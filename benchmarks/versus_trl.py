@@ -35,7 +35,8 @@ from ludus.launch.context import make_parts
 from ludus.launch.train import train
 from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.models.loading.save import save_model
-from ludus.trainer.sft import clone
+from ludus.trainer.sft import clone, cloning_trainer
+from ludus.trainer.threaded import ThreadedTrainer
 from ludus.types import Action, Message, Observation, Trajectory, Turn
 from ludus.worlds.guess import Guess
 
@@ -95,7 +96,8 @@ async def warm_start(folder: Path, *, threads: int) -> Path:
         await parts.client.close()
     sequences = [s for trajectory in played for s in sequences_of(with_farewell(trajectory), parts.chat)]
     model = parts.load_model()
-    clone(model, sequences, config=config.sft, trainer=config.trainer, seed=0)
+    trainer = cloning_trainer(model, config=config.sft, trainer=config.trainer, seed=0)
+    await clone(ThreadedTrainer(trainer), sequences, config=config.sft, seed=0)
     return save_model(folder / "warm", model=model, tokenizer=parts.tokenizer)
 
 

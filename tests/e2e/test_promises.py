@@ -29,7 +29,7 @@ from ludus.rollout.group import Order, play_group
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
-from ludus.trainer.trainer import Trainer
+from ludus.trainer.local import LocalTrainer
 from ludus.types import Stop
 from ludus.weights.memory import MemoryChannel
 from tests.e2e.runs import FAKE, make_config, run
@@ -121,7 +121,9 @@ def test_promise_1_the_trainer_agrees_with_the_logprobs_that_were_sampled(small_
     store = {"checkpoint_every": 1, "keep_checkpoints": 9}
     config = make_config(tmp_path, small_model, trainer={"lr": 1e-2}, store=store)
     stored = list(run(config).read_trajectories())
-    trainer = Trainer(load_model(config.model.name, device="cpu"), algorithm_loss=lambda t: None, config=config.trainer)
+    trainer = LocalTrainer(
+        load_model(config.model.name, device="cpu"), algorithm_loss=lambda t: None, config=config.trainer
+    )
     checked = set()
     for version in range(config.pipeline.steps):
         if version:
@@ -159,7 +161,7 @@ async def synchronous(config, *, folder: Path) -> dict[str, torch.Tensor]:
     """What a plain reader would write: play, batch, step, load, again. One group after the other."""
     parts = await make_parts(config, folder=folder)
     algorithm, channel = make_algorithm(config.algorithm), MemoryChannel()
-    trainer = Trainer(
+    trainer = LocalTrainer(
         parts.load_model(), algorithm_loss=algorithm.loss, config=config.trainer, temperature=1.0, channel=channel
     )
     engine = make_embedded_engine(parts, channel=channel)

@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from ludus.config import EngineConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.types import Completion, Sampling
-from ludus.weights.memory import MemoryChannel
 
 VOCAB = 97
 
@@ -41,12 +40,8 @@ def small_llama(*, seed: int = 0, **changes: Any) -> LlamaForCausalLM:
 
 
 @asynccontextmanager
-async def embedded(
-    model: PreTrainedModel, *, channel: MemoryChannel | None = None, max_tokens: int = 256, **config: Any
-) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(
-        copy.deepcopy(model), channel=channel or MemoryChannel(), config=EngineConfig(**config), max_tokens=max_tokens
-    )
+async def embedded(model: PreTrainedModel, *, max_tokens: int = 256, **config: Any) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(copy.deepcopy(model), config=EngineConfig(**config), max_tokens=max_tokens)
     try:
         yield engine
     finally:

@@ -76,7 +76,7 @@ def play(model, *, conversations: int, check, **config) -> None:
     async def main() -> None:
         reference = copy.deepcopy(model)
         settings = EngineConfig(**{"max_running": 32, "max_cached": 48, **config})
-        engine = EmbeddedEngine(model, channel=MemoryChannel(), config=settings, max_tokens=512)
+        engine = EmbeddedEngine(model, config=settings, max_tokens=512)
         try:
             work = (converse(engine, reference, index=i, turns=3, check=check) for i in range(conversations))
             await asyncio.gather(*work)
@@ -169,7 +169,7 @@ def test_answers_stay_right_while_a_trainer_works_on_the_same_device():
 def test_a_version_that_is_loaded_while_the_next_step_runs_is_whole():
     channel, ids = MemoryChannel(), list(range(3, 40))
     model = make_model(hidden_size=128)
-    trainer = make_trainer(copy.deepcopy(model).to("cuda"), channel=channel, compile=False)
+    trainer = make_trainer(copy.deepcopy(model).to("cuda"), compile=False)
 
     def publish():
         trainer.step(make_batch(trainer.steps))
@@ -178,14 +178,14 @@ def test_a_version_that_is_loaded_while_the_next_step_runs_is_whole():
     async def main():
         loop, gaps = asyncio.get_running_loop(), []
         with ThreadPoolExecutor(1) as pool:
-            async with embedded(model.to("cuda"), channel=channel, max_tokens=256, max_running=4) as engine:
+            async with embedded(model.to("cuda"), max_tokens=256, max_running=4) as engine:
                 for number in range(5):
                     version, expected = await loop.run_in_executor(pool, publish)
                     speaking = asyncio.create_task(
                         engine.generate(ids, sampling=Sampling(max_tokens=40, seed=number), session_id=str(number))
                     )
                     going_on = loop.run_in_executor(pool, trainer.step, make_batch(number, lengths=[400] * 20))
-                    await engine.load(version)
+                    await engine.load(version, source=channel)
                     got = await engine.score(ids)
                     gaps.append(max(abs(a - b) for a, b in zip(expected, got, strict=True)))
                     await asyncio.gather(going_on, speaking)
@@ -219,10 +219,10 @@ def test_new_weights_reach_the_fused_layers_and_the_captured_graphs():
     channel.publish(1, {name: tensor.cpu() for name, tensor in other.items()})
 
     async def main():
-        async with embedded(model, channel=channel, max_tokens=256, max_running=4, max_cached=4) as engine:
+        async with embedded(model, max_tokens=256, max_running=4, max_cached=4) as engine:
             sampling = Sampling(max_tokens=20, temperature=0.0)
             before = await engine.generate(list(range(1, 30)), sampling=sampling, session_id="a")
-            await engine.load(1)
+            await engine.load(1, source=channel)
             after = await engine.generate(list(range(1, 30)), sampling=sampling, session_id="b")
             return before, after
 

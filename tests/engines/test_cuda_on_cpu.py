@@ -169,11 +169,11 @@ def test_siblings_read_their_prompt_in_the_same_pages_and_a_load_is_seen(cuda):
     prompt = list(range(80))
 
     async def main():
-        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=4) as engine:
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=4) as engine:
             calls = (engine.generate(prompt, sampling=tokens(3, seed=i), session_id=str(i)) for i in range(4))
             before = await asyncio.gather(*calls)
             reused = engine.stats().prefill_reused
-            await engine.load(1)
+            await engine.load(1, source=channel)
             after = await engine.generate(prompt, sampling=tokens(5), session_id="late")
             scored = await engine.score([*prompt, *after.ids])
             return before, reused, after, scored
@@ -212,11 +212,11 @@ def test_tokens_that_are_in_flight_when_weights_are_loaded_have_the_version_that
     channel.publish(1, other.state_dict())
 
     async def main():
-        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2) as engine:
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=2) as engine:
             loop, loads = asyncio.get_running_loop(), []
 
             def act():
-                loop.call_soon_threadsafe(lambda: loads.append(asyncio.ensure_future(engine.load(1))))
+                loop.call_soon_threadsafe(lambda: loads.append(asyncio.ensure_future(engine.load(1, source=channel))))
                 wait_until(lambda: not engine._inbox.empty())
 
             launches = during_launch(cuda, monkeypatch, number=3, act=act)
@@ -340,9 +340,9 @@ def test_every_pass_load_and_score_is_on_the_engines_own_stream_and_a_load_is_wa
         return noted
 
     async def main():
-        async with embedded(MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2, max_cached=2) as engine:
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=2, max_cached=2) as engine:
             monkeypatch.setattr(cuda, "synchronise", noting("wait", lambda device: None))
-            await engine.load(1)
+            await engine.load(1, source=channel)
             await engine.generate([1, 2, 3], sampling=tokens(2), session_id="a")
             await engine.score([1, 2, 3])
 
@@ -395,13 +395,11 @@ def test_logits_that_are_not_finite_fail_their_request_and_their_pages_are_clear
     prompt = list(range(20))
 
     async def main():
-        async with embedded(
-            MODEL, channel=channel, max_tokens=MAX_TOKENS, max_running=2, max_cached=2, memory=1.0
-        ) as engine:
-            await engine.load(4)
+        async with embedded(MODEL, max_tokens=MAX_TOKENS, max_running=2, max_cached=2, memory=1.0) as engine:
+            await engine.load(4, source=channel)
             with pytest.raises(EngineFailed, match="version 4, are not finite"):
                 await engine.generate(prompt, sampling=tokens(5), session_id="a")
-            await engine.load(5)
+            await engine.load(5, source=channel)
             clean = all(
                 layer.isfinite().all() for pair in engine._policies.pages.layers for layer in (p[1:7] for p in pair)
             )

@@ -154,12 +154,12 @@ def test_logits_that_are_not_finite_leave_nothing_of_a_draft_behind():
     channel.publish(5, model.state_dict())
 
     async def main():
-        async with embedded(model, channel=channel, max_cached=2, max_running=2) as engine:
+        async with embedded(model, max_cached=2, max_running=2) as engine:
             engine._schedule.drafts = Rash()
-            await engine.load(4)
+            await engine.load(4, source=channel)
             with pytest.raises(EngineFailed, match="version 4"):
                 await engine.generate([1, 2, 3], sampling=tokens(40), session_id="a")
-            await engine.load(5)
+            await engine.load(5, source=channel)
             engine._schedule.drafts = None
             calls = (engine.generate([7] * n, sampling=tokens(2), session_id=str(n)) for n in (2, 11))
             return await asyncio.gather(*calls)  # the short one reads beyond its end, where the draft was

@@ -154,11 +154,11 @@ def test_weights_loaded_in_flight_change_versions_from_there_on_and_the_next_tur
     channel.publish(7, new.state_dict())
 
     async def main():
-        async with embedded(old, channel=channel) as engine:
+        async with embedded(old) as engine:
             flight = asyncio.create_task(engine.generate(prompt, sampling=tokens(150, seed=1), session_id="a"))
             while engine.stats().tokens < 10:
                 await asyncio.sleep(0.001)
-            await engine.load(7)
+            await engine.load(7, source=channel)
             first = await flight
             before = engine.stats()
             second_prompt = [*prompt, *first.ids, 1, 2]
@@ -184,10 +184,10 @@ def test_policies_speak_side_by_side_with_their_own_weights_and_versions():
         channel.publish(version, models[version].state_dict())
 
     async def main():
-        async with embedded(models[0], channel=channel) as engine:
-            await engine.add_policy("reference", version=1)
-            await engine.add_policy("stale", version=1)
-            await engine.load(2, policy="stale")
+        async with embedded(models[0]) as engine:
+            await engine.add_policy("reference", version=1, source=channel)
+            await engine.add_policy("stale", version=1, source=channel)
+            await engine.load(2, policy="stale", source=channel)
             calls = (
                 engine.generate(prompt, sampling=tokens(10, seed=5), session_id="s", policy=policy)
                 for policy in ("current", "reference", "stale")
@@ -207,8 +207,8 @@ def test_a_tied_weight_may_be_published_under_one_of_its_names():
     ids = list(range(20))
 
     async def main():
-        async with embedded(old, channel=channel) as engine:
-            await engine.load(1)
+        async with embedded(old) as engine:
+            await engine.load(1, source=channel)
             return await engine.score(ids)
 
     expected = full_logprobs(new, ids).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]

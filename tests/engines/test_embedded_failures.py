@@ -95,9 +95,9 @@ def test_a_partial_or_foreign_load_is_refused_and_the_old_weights_stay(change, m
     prompt = list(range(10))
 
     async def main():
-        async with embedded(model, channel=channel) as engine:
+        async with embedded(model) as engine:
             with pytest.raises(EngineFailed, match=message):
-                await engine.load(1)
+                await engine.load(1, source=channel)
             return await engine.generate(prompt, sampling=tokens(5), session_id="a")
 
     completion = asyncio.run(main())
@@ -109,7 +109,7 @@ def test_a_version_that_cannot_be_fetched_is_named():
     async def main():
         async with embedded(small_llama()) as engine:
             with pytest.raises(EngineFailed, match="version 3 "):
-                await engine.load(3)
+                await engine.load(3, source=MemoryChannel())
 
     asyncio.run(main())
 
@@ -122,11 +122,11 @@ def test_logits_that_are_not_finite_fail_the_request_name_the_version_and_poison
     prompts = [list(range(start, start + 20)) for start in range(4)]
 
     async def main():
-        async with embedded(model, channel=channel, max_cached=4, max_running=4) as engine:
-            await engine.load(4)
+        async with embedded(model, max_cached=4, max_running=4) as engine:
+            await engine.load(4, source=channel)
             calls = (engine.generate(p, sampling=tokens(5), session_id=str(i)) for i, p in enumerate(prompts))
             failures = await ends_in(asyncio.gather(*calls, return_exceptions=True))
-            await engine.load(5)
+            await engine.load(5, source=channel)
             lengths = (3, 9, 6, 12)  # of different lengths, so that they read beyond their own end in the shared ranges
             calls = (
                 engine.generate(p[: 5 + n], sampling=tokens(n), session_id=str(i))

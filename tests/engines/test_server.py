@@ -16,6 +16,7 @@ from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineFailed
 from ludus.types import Sampling
+from ludus.weights.memory import MemoryChannel
 from tests.engines.examples import embedded, small_llama, tokens
 
 Twist = Callable[[dict[str, Any]], Any]
@@ -195,7 +196,7 @@ def test_what_a_server_cannot_do_is_said_and_not_ignored():
             assert not engine.capabilities.load
             assert not engine.capabilities.policies
             with pytest.raises(EngineFailed, match="cannot load version 2"):
-                await engine.load(2)
+                await engine.load(2, source=MemoryChannel())
             with pytest.raises(EngineFailed, match="speaks as one policy"):
                 await engine.generate([1], sampling=tokens(1), session_id="a", policy="reference")
             with pytest.raises(EngineFailed, match=r"temperature is 0\.7"):

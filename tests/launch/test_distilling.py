@@ -10,7 +10,7 @@ from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import ConfigError
 from ludus.models.loading.tiny import make_tiny
-from ludus.trainer import Trainer
+from ludus.trainer import LocalTrainer
 from ludus.types import Batch, Sequence, frozen_array
 from tests.e2e.runs import make_config, run
 from tests.trainer.examples import VOCABULARY, make_model
@@ -44,7 +44,7 @@ def test_the_student_becomes_its_teacher_step_by_step_and_stays_there():
     student, teacher = make_model(seed=0), make_model(seed=1)
     theirs = next_logprobs(teacher)
     algorithm = make_algorithm(AlgorithmConfig(advantage="teacher"))
-    trainer = Trainer(student, algorithm_loss=algorithm.loss, config=TrainerConfig(lr=3e-3), reference=teacher)
+    trainer = LocalTrainer(student, algorithm_loss=algorithm.loss, config=TrainerConfig(lr=3e-3), reference=teacher)
     distances = []
     for _ in range(40):
         ours = next_logprobs(student)
@@ -52,7 +52,7 @@ def test_the_student_becomes_its_teacher_step_by_step_and_stays_there():
         metrics = trainer.step(every_token(ours))
     assert distances[0] > 0.5
     assert distances[-1] < distances[0] / 20
-    twin = Trainer(
+    twin = LocalTrainer(
         make_model(seed=1), algorithm_loss=algorithm.loss, config=TrainerConfig(), reference=make_model(seed=1)
     )
     metrics = twin.step(every_token(theirs))

@@ -11,7 +11,7 @@ from ludus.launch.clone import sft
 from ludus.launch.names import export_checkpoint
 from ludus.models.loading.load import load_model
 from ludus.store.run_folder import RunFolder
-from ludus.trainer import trainer as trainer_module
+from ludus.trainer import local as trainer_module
 from ludus.trainer.checkpoint import checkpoint_folder
 from ludus.trainer.state import named_tensors
 from tests.e2e.runs import make_config, run

@@ -17,7 +17,6 @@ from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment
 from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, LudusError, StoreFailed, TrainerFailed
 from ludus.pipeline import loop as loop_module
-from ludus.pipeline.fake import FakeTrainer
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES, Loop
 from ludus.rollout.arena import Arena, limits_from
@@ -25,6 +24,7 @@ from ludus.rollout.group import PlaysHere
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trainer.fake import FakeTrainer
 from ludus.types import Batch
 from tests.rollout.playing import CHAT, WatchedEnvironment, say
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, MonitorConfig
-from ludus.pipeline.fake import FakeTrainer
 from ludus.pipeline.measure import step_metrics
 from ludus.pipeline.monitor import Monitor, signs
+from ludus.trainer.fake import FakeTrainer
 from ludus.types import Batch
 from tests.algorithms.examples import make_group, make_sequence
 from tests.pipeline.test_loop import Setup

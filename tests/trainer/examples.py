@@ -6,7 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
-from ludus.trainer import Trainer
+from ludus.trainer import LocalTrainer
 from ludus.types import Batch, Sequence, frozen_array
 from ludus.weights import MemoryChannel
 
@@ -49,7 +49,7 @@ def make_batch(seed=0, lengths=(9, 30, 17, 6, 22)):
 
 
 def make_trainer(model=None, *, loss=None, temperature=1.0, channel=None, **knobs):
-    return Trainer(
+    return LocalTrainer(
         make_model() if model is None else model,
         algorithm_loss=loss or make_algorithm(AlgorithmConfig()).loss,
         config=TrainerConfig(**{"lr": 1e-2} | knobs),

@@ -225,10 +225,10 @@ def test_restored_it_goes_on_bit_for_bit_replay_and_all(tmp_path):
     trainer, resumed = make_trainer(), make_trainer()
     trainer._critic, resumed._critic = make_archer(baseline=True), make_archer(baseline=True)
     trainer.values(TALKS)
-    folder = trainer.save(tmp_path, state={}, files={}, keep=1)
+    folder = trainer.save(tmp_path, state={}, keep=1)
     resumed.restore(folder)
     for ours, theirs in zip(trainer.values(TALKS), resumed.values(TALKS), strict=True):
         assert ours.tolist() == theirs.tolist()
-    plain = make_trainer().save(tmp_path / "plain", state={}, files={}, keep=1)
+    plain = make_trainer().save(tmp_path / "plain", state={}, keep=1)
     with pytest.raises(CheckpointFailed, match="no critic of ArCHer"):
         resumed.restore(plain)

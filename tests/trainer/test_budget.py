@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.errors import TrainerFailed
-from ludus.trainer import trainer as trainer_module
+from ludus.trainer import local as trainer_module
 from ludus.trainer.budget import MOST_TOKENS, SHARE, Budget, Memory, affordable
 from tests.trainer.examples import make_batch, make_model, make_trainer, same, weights_of
 

@@ -13,14 +13,13 @@ def save(run_folder, step, *, keep=5, value=None, size=10):
     value = float(step) if value is None else value
     folder = checkpoint_folder(run_folder, step)
     tensors = {"model": {"w": torch.full((size,), value)}}
-    save_checkpoint(folder, tensors=tensors, state={"step": step}, files={"buffer.bin": b"groups"}, keep=keep)
+    save_checkpoint(folder, tensors=tensors, state={"step": step}, keep=keep)
     return folder
 
 
-def test_a_checkpoint_gives_back_tensors_state_and_files(tmp_path):
+def test_a_checkpoint_gives_back_tensors_and_state(tmp_path):
     checkpoint = load_checkpoint(save(tmp_path, 7))
     assert checkpoint.state == {"step": 7}
-    assert checkpoint.file("buffer.bin") == b"groups"
     assert torch.equal(checkpoint.tensors("model")["w"], torch.full((10,), 7.0))
 
 
@@ -51,7 +50,7 @@ def flip(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "buffer.bin"])
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "state.json"])
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -121,14 +120,13 @@ def test_a_restored_trainer_continues_bit_for_bit(tmp_path):
     for step in range(3):
         first.step(make_batch(step))
     first.publish()
-    folder = first.save(tmp_path, state={"feed": {"cursor": 12}}, files={"buffer.jsonl": b"{}\n"}, keep=2)
+    folder = first.save(tmp_path, state={"feed": {"cursor": 12}}, keep=2)
     noise = torch.rand(3)
 
     resumed = make_trainer(make_model(seed=99), **knobs)
     checkpoint = resumed.restore(folder)
     assert torch.equal(torch.rand(3), noise)
     assert checkpoint.state["feed"] == {"cursor": 12}
-    assert checkpoint.file("buffer.jsonl") == b"{}\n"
     assert (resumed.steps, resumed.version) == (3, 3)
     metrics = [resumed.step(make_batch(step)) for step in range(3, 6)]
     assert [m["lr"] for m in metrics] == pytest.approx([0.008, 0.01, 0.01])
@@ -139,14 +137,14 @@ def test_a_restored_trainer_continues_bit_for_bit(tmp_path):
 def test_a_trainer_that_took_no_step_can_be_saved_and_restored(tmp_path):
     trainer = make_trainer()
     resumed = make_trainer(make_model(seed=5))
-    resumed.restore(trainer.save(tmp_path, state={}, files={}, keep=1))
+    resumed.restore(trainer.save(tmp_path, state={}, keep=1))
     for either in (trainer, resumed):
         either.step(make_batch())
     assert same(weights_of(resumed), weights_of(trainer))
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
-    folder = make_trainer().save(tmp_path, state={}, files={}, keep=1)
+    folder = make_trainer().save(tmp_path, state={}, keep=1)
     other = make_trainer(make_model(num_hidden_layers=1))
     before = weights_of(other)
     with pytest.raises(CheckpointFailed, match=r"holds another model: \d+ of \d+ tensors .* 'model.layers.1"):
@@ -155,6 +153,6 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(tmp_path):
 
 
 def test_the_manifest_lists_every_file(tmp_path):
-    folder = make_trainer().save(tmp_path, state={}, files={"a.bin": b"1"}, keep=1)
+    folder = make_trainer().save(tmp_path, state={}, keep=1)
     listed = json.loads((folder / "manifest.json").read_text())["files"]
     assert sorted(listed) == sorted(path.name for path in folder.iterdir() if path.name != "manifest.json")

@@ -9,7 +9,7 @@ import torch
 from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
 from ludus.trainer.critics import value as critic_module
-from ludus.trainer.critics.value import Critic, explained, value_losses
+from ludus.trainer.critics.value import ValueCritic, explained, value_losses
 from ludus.types import Batch, ValueTargets
 from tests.algorithms.examples import make_trajectory
 from tests.trainer.examples import make_model, make_sequence, make_trainer, same, weights_of
@@ -25,7 +25,7 @@ def made(kind="head", *, trainer=RUN, **knobs):
     policy = make_model()
     own = make_model() if kind == "model" else None
     config = CriticConfig(kind=kind, lr=1e-2, **knobs)
-    return policy, Critic(config, policy=policy, model=own, trainer=trainer)
+    return policy, ValueCritic(config, policy=policy, model=own, trainer=trainer)
 
 
 def trained(kind="head", *, trainer=RUN, **knobs):
@@ -161,7 +161,7 @@ def test_a_return_that_is_not_finite_takes_no_step_of_critic_or_policy():
 def test_a_restored_critic_goes_on_bit_for_bit(kind, tmp_path):
     trainer, critic = trained(kind, steps=2)
     trainer.step(BATCH)
-    folder = trainer.save(tmp_path, state={}, files={}, keep=1)
+    folder = trainer.save(tmp_path, state={}, keep=1)
     trainer.step(BATCH)
     other, again = made(kind, steps=2)
     resumed = make_trainer(other)
@@ -175,7 +175,7 @@ def test_a_restored_critic_goes_on_bit_for_bit(kind, tmp_path):
 
 def test_a_checkpoint_without_a_critic_is_refused(tmp_path):
     plain = make_trainer()
-    folder = plain.save(tmp_path, state={}, files={}, keep=1)
+    folder = plain.save(tmp_path, state={}, keep=1)
     with pytest.raises(CheckpointFailed, match="holds no critic"):
         trained()[0].restore(folder)
 

@@ -59,7 +59,7 @@ def test_a_gpu_trains_publishes_and_resumes_as_a_cpu_does(dtype, tmp_path):
         numbers, reference = trainer.step(make_batch(step)), cpu.step(make_batch(step))
         assert numbers["loss"] == pytest.approx(reference["loss"], abs=1e-4 if dtype == torch.float32 else 0.02)
     assert {tensor.dtype for tensor in channel.fetch(trainer.publish()).values()} == {dtype}
-    folder = trainer.save(tmp_path, state={}, files={}, keep=1)
+    folder = trainer.save(tmp_path, state={}, keep=1)
     resumed, _ = make_trained(dtype)
     resumed.restore(folder)
     assert same(weights_of(resumed), weights_of(trainer))

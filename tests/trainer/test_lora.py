@@ -11,8 +11,9 @@ from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.models.loading.save import save_model
 from ludus.trainer.lora import add_adapters, export, has_adapters, merged_tensors
-from ludus.trainer.sft import clone
+from ludus.trainer.sft import clone, cloning_trainer
 from ludus.trainer.state import named_tensors
+from ludus.trainer.threaded import ThreadedTrainer
 from ludus.weights import MemoryChannel
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same
 
@@ -107,7 +108,7 @@ def test_the_probe_sees_merged_weights_arrive_in_the_engine_and_would_miss_them(
     trainer, channel = trained(lr=3e-2, steps=0)
 
     async def main():
-        engine = EmbeddedEngine(make_model(), channel=channel, config=EngineConfig(), max_tokens=64)
+        engine = EmbeddedEngine(make_model(), config=EngineConfig(), max_tokens=64)
         try:
             gaps = []
             for step in range(4):
@@ -115,7 +116,7 @@ def test_the_probe_sees_merged_weights_arrive_in_the_engine_and_would_miss_them(
                 version = trainer.publish()
                 for loads in (False, True):
                     if loads:
-                        await engine.load(version)
+                        await engine.load(version, source=channel)
                     theirs = await engine.score(IDS)
                     gaps.append(max(abs(a - b) for a, b in zip(trainer.logprobs(IDS), theirs, strict=True)))
             return gaps[0::2], gaps[1::2]
@@ -176,7 +177,7 @@ def test_settings_of_adapters_that_there_are_not_are_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_resumed_run_with_adapters_equals_one_that_never_stopped(dtype, tmp_path):
     straight, _ = trained(dtype, steps=2)
-    folder = straight.save(tmp_path, state={}, files={}, keep=1)
+    folder = straight.save(tmp_path, state={}, keep=1)
     assert not (folder / "model.safetensors").exists(), "weights that never change are not stored"
     resumed, _ = trained(dtype, steps=0)
     resumed.restore(folder)
@@ -189,7 +190,7 @@ def test_a_resumed_run_with_adapters_equals_one_that_never_stopped(dtype, tmp_pa
 def test_adapters_and_whole_weights_do_not_resume_each_other(tmp_path):
     adapted, _ = trained(steps=1)
     whole = make_trainer()
-    folders = [each.save(tmp_path / str(i), state={}, files={}, keep=1) for i, each in enumerate((adapted, whole))]
+    folders = [each.save(tmp_path / str(i), state={}, keep=1) for i, each in enumerate((adapted, whole))]
     with pytest.raises(CheckpointFailed, match=r"no model\.safetensors: it was written with adapters \(lora\.rank\)"):
         whole.restore(folders[0])
     with pytest.raises(CheckpointFailed, match=r"no adapter\.safetensors: it was written with no adapters"):
@@ -212,15 +213,11 @@ def test_an_export_is_a_merged_model_with_the_adapters_beside_it_in_pefts_format
 def test_cloning_trains_adapters_too():
     model = make_model()
     before, losses = copy.deepcopy(named_tensors(model)), []
-    clone(
-        model,
-        [make_sequence(length, seed=length) for length in (8, 13, 10)],
-        config=SftConfig(steps=25, batch_tokens=40, lr=3e-2, warmup_steps=2),
-        trainer=TrainerConfig(),
-        lora=LoraConfig(rank=8),
-        seed=0,
-        on_step=lambda step, metrics: losses.append(metrics["loss"]),
-    )
+    config = SftConfig(steps=25, batch_tokens=40, lr=3e-2, warmup_steps=2)
+    trainer = cloning_trainer(model, config=config, trainer=TrainerConfig(), lora=LoraConfig(rank=8), seed=0)
+    sequences = [make_sequence(length, seed=length) for length in (8, 13, 10)]
+    record = lambda step, metrics: losses.append(metrics["loss"])  # noqa: E731
+    asyncio.run(clone(ThreadedTrainer(trainer), sequences, config=config, seed=0, on_step=record))
     assert losses[-1] < losses[0] / 2
     after = merged_tensors(model)
     assert torch.equal(after["model.embed_tokens.weight"], before["model.embed_tokens.weight"])

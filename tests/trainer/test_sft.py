@@ -1,3 +1,4 @@
+import asyncio
 from itertools import islice
 
 import numpy as np
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 from ludus.config import SftConfig, TrainerConfig
 from ludus.errors import ConfigError
 from ludus.trainer.optimizer import warmup_cosine
-from ludus.trainer.sft import clone, cloning_batches
+from ludus.trainer.sft import clone, cloning_batches, cloning_trainer
+from ludus.trainer.threaded import ThreadedTrainer
 from tests.trainer.examples import make_model, make_sequence
 
 SEQUENCES = [make_sequence(length, seed=length) for length in (8, 13, 10, 21, 9)]
@@ -18,14 +20,9 @@ SEQUENCES = [make_sequence(length, seed=length) for length in (8, 13, 10, 21, 9)
 def run(model, *, steps=40, seed=0, sequences=SEQUENCES):
     losses = []
     config = SftConfig(steps=steps, batch_tokens=30, lr=2e-2, warmup_steps=3)
-    clone(
-        model,
-        sequences,
-        config=config,
-        trainer=TrainerConfig(microbatch_tokens=40),
-        seed=seed,
-        on_step=lambda step, metrics: losses.append(metrics["loss"]),
-    )
+    trainer = cloning_trainer(model, config=config, trainer=TrainerConfig(microbatch_tokens=40), seed=seed)
+    record = lambda step, metrics: losses.append(metrics["loss"])  # noqa: E731
+    asyncio.run(clone(ThreadedTrainer(trainer), sequences, config=config, seed=seed, on_step=record))
     return losses
 
 

@@ -8,7 +8,7 @@ import torch
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import TrainerFailed
-from ludus.trainer import Trainer, forward
+from ludus.trainer import LocalTrainer, forward
 from ludus.trainer.sft import log_likelihood
 from ludus.types import Batch
 from ludus.weights import MemoryChannel
@@ -301,7 +301,7 @@ def test_forward_and_backward_use_the_configured_threads_and_the_caller_gets_its
 
 def make_algorithm_trainer(model=None, *, reference=None, microbatch_tokens=4096, **knobs):
     config = AlgorithmConfig(**knobs)
-    return Trainer(
+    return LocalTrainer(
         make_model() if model is None else model,
         algorithm_loss=make_algorithm(config).loss,
         config=TrainerConfig(lr=1e-2, microbatch_tokens=microbatch_tokens),

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from ludus.errors import EngineFailed
-from ludus.weights import DiskChannel, MemoryChannel
-from ludus.weights.checksum import fingerprint
+from ludus.weights import FolderChannel, MemoryChannel
 
 
 @pytest.fixture(params=["memory", "disk"])
 def channel(request, tmp_path):
-    return MemoryChannel(keep=2) if request.param == "memory" else DiskChannel(tmp_path / "channel", keep=2)
+    return MemoryChannel(keep=2) if request.param == "memory" else FolderChannel(tmp_path / "channel", keep=2)
 
 
 def make_tensors(seed=0):
@@ -68,7 +67,7 @@ def test_what_writes_to_a_version_in_memory_is_noticed(change, named):
 
 
 def test_a_flipped_bit_on_disk_is_noticed(tmp_path):
-    channel = DiskChannel(tmp_path)
+    channel = FolderChannel(tmp_path)
     channel.publish(1, make_tensors())
     path = tmp_path / "version-00000001.safetensors"
     content = bytearray(path.read_bytes())
@@ -79,7 +78,7 @@ def test_a_flipped_bit_on_disk_is_noticed(tmp_path):
 
 
 def test_a_truncated_or_lost_file_on_disk_is_named(tmp_path):
-    channel = DiskChannel(tmp_path)
+    channel = FolderChannel(tmp_path)
     channel.publish(1, make_tensors())
     path = tmp_path / "version-00000001.safetensors"
     size = path.stat().st_size
@@ -94,23 +93,7 @@ def test_a_truncated_or_lost_file_on_disk_is_named(tmp_path):
 def test_a_writer_that_died_left_no_version(tmp_path):
     (tmp_path / ".writing-1.safetensors").write_bytes(b"half")
     (tmp_path / "version-00000003.safetensors").write_bytes(b"no manifest yet")
-    assert DiskChannel(tmp_path).versions() == []
-
-
-def test_swapped_elements_rows_and_columns_change_the_fingerprint():
-    table = torch.arange(12.0).reshape(3, 4)
-    swapped = table.clone()
-    swapped[0, 1], swapped[2, 3] = table[2, 3], table[0, 1]
-    variants = [
-        table,
-        table[[1, 0, 2]],
-        table[:, [1, 0, 2, 3]],
-        swapped,
-        table.T,
-        table.reshape(4, 3),
-        table.bfloat16(),
-    ]
-    assert len({fingerprint(variant) for variant in variants}) == len(variants)
+    assert FolderChannel(tmp_path).versions() == []
 
 
 def test_publishing_and_fetching_from_several_threads_never_mixes_versions():

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
-from ludus.engines.engine import Capabilities
+from ludus.engines.engine import Capabilities, EngineStats
 from ludus.engines.noise import Noise
 from ludus.engines.pace import MANY, Pace
 from ludus.engines.plan import NOTHING, Landing
@@ -37,7 +37,7 @@ from ludus.engines.speculation import Drafts
 from ludus.errors import EngineFailed, LudusError, border, describe
 from ludus.models.faults import is_lost, is_out_of_memory, lost
 from ludus.types import CURRENT, Completion, Sampling
-from ludus.weights.channel import Channel
+from ludus.weights.channel import Source
 
 T = TypeVar("T")
 GATHER_S, QUIET_S = 0.005, 0.001
@@ -55,29 +55,6 @@ class _Flight(NamedTuple):
     landing: Landing
 
 
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """Counts since the start, but `running` and `waiting`, which are of now."""
-
-    tokens: int
-    prefill_computed: int
-    prefill_reused: int
-    busy_s: float
-    device_s: float
-    """Of `busy_s`, what was spent waiting for a GPU; 0 on a CPU, where the engine's own thread computes."""
-    load_s: float
-    """Nothing was generated meanwhile."""
-    loads: int
-    preempted: int
-    """Requests that gave way for want of memory, and were computed again."""
-    drafted: int
-    """Tokens computed ahead of being drawn."""
-    drafts_kept: int
-    """Those of them that were then drawn: each saved a pass."""
-    running: int
-    waiting: int
-
-
 @dataclass(slots=True, eq=False)
 class _Call:
     """What somebody awaits. `noise`: that of its tokens, if it is a generation."""
@@ -92,9 +69,7 @@ class EmbeddedEngine:
 
     capabilities = Capabilities(policies=True, load=True, score=True)
 
-    def __init__(
-        self, model: PreTrainedModel, *, channel: Channel, config: EngineConfig, max_tokens: int, version: int = 0
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, config: EngineConfig, max_tokens: int, version: int = 0) -> None:
         on_gpu = _is_cuda(model.device) and not config.deterministic
         config = config.sized(on_gpu=on_gpu)
         num_slots = max(config.max_cached, config.max_running)
@@ -128,7 +103,7 @@ class EmbeddedEngine:
         if self._pace is not None:
             self._schedule.steps = self._pace.steps
         self._schedule.loaded(CURRENT, version=version)
-        self._channel, self._threads = channel, config.threads
+        self._threads = config.threads
         self._room = asyncio.Semaphore(config.max_waiting)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
@@ -178,14 +153,13 @@ class EmbeddedEngine:
             return []
         return await self._between_steps(lambda: self._policies.score(tokens, policy=policy, temperature=temperature))
 
-    async def load(self, version: int, *, policy: str = CURRENT) -> None:
+    async def load(self, version: int, *, policy: str = CURRENT, source: Source) -> None:
         self._policies.model(policy)
-        tensors = await self._fetch(version)
+        tensors = await self._fetch(version, source)
         await self._between_steps(lambda: self._install(policy, version, tensors))
 
-    async def add_policy(self, name: str, *, version: int) -> None:
-        """One more set of weights under its own name, e.g. `reference`; loads do not touch it unless they name it."""
-        tensors = await self._fetch(version)
+    async def add_policy(self, name: str, *, version: int, source: Source) -> None:
+        tensors = await self._fetch(version, source)
         model = await asyncio.to_thread(self._policies.spare)
 
         def add() -> None:
@@ -198,13 +172,11 @@ class EmbeddedEngine:
         self._inbox.put(lambda: self._schedule.release(session_id))
 
     async def ended(self) -> None:
-        """Raises EngineFailed when the engine has ended, and does not return before: for whoever would otherwise go on without it."""
         call = _Call(asyncio.get_running_loop().create_future())
         self._submit(lambda: None, call=call)
         await call.future
 
     async def close(self) -> None:
-        """Whoever still waits gets EngineFailed."""
         self._closing = True
         self._inbox.put(lambda: None)
         await asyncio.to_thread(self._thread.join)
@@ -242,9 +214,9 @@ class EmbeddedEngine:
         got = f"ids from {min(ids)} to {max(ids)}" if len(ids) else "no tokens"
         raise EngineFailed(f"{what}: got {got}; expected at least one id, each in 0 .. {self._policies.vocab_size - 1}")
 
-    async def _fetch(self, version: int) -> Mapping[str, Tensor]:
+    async def _fetch(self, version: int, source: Source) -> Mapping[str, Tensor]:
         with border(EngineFailed, f"version {version} could not be fetched"):
-            tensors = await asyncio.to_thread(self._channel.fetch, version)
+            tensors = await asyncio.to_thread(source.fetch, version)
         await asyncio.to_thread(self._policies.check, tensors, version=version)
         return tensors
 

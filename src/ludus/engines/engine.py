@@ -1,61 +1,109 @@
-"""The Engine seam: token ids in, token ids out. Promise: every sampled token carries the logprob and the version it was made with.
+"""The Engine role: token ids in, token ids out.
 
-Beside it stands the TextEngine, for outside models of which nothing but words can be had: they can be evaluated and cloned, not trained.
+Promise: every sampled token carries the logprob and the version that it was made with.
+
+A TextEngine is a model behind an endpoint that returns text alone. Its sessions can be evaluated and
+cloned, not trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from ludus.types import CURRENT, Action, Completion, Message, Sampling, Tool
+
+if TYPE_CHECKING:
+    from ludus.weights.channel import Source  # imports torch, which a rollout process does without
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can honour; checked at start, so that nothing is silently ignored."""
+    """What an engine can do. A run that needs more is refused at start."""
 
     policies: bool
-    """Several named policies side by side."""
+    """Serves several named policies at once."""
     load: bool
-    """New weights while requests are in flight."""
+    """Loads new weights while requests are in flight."""
     score: bool
-    """Logprobs of given tokens, which the probe check needs."""
+    """Returns the logprobs of given tokens, which the probe needs."""
 
 
-class Engine(Protocol):
-    @property
-    def capabilities(self) -> Capabilities: ...
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Totals since the start; `running` and `waiting` are gauges."""
+
+    tokens: int = 0
+    prefill_computed: int = 0
+    prefill_reused: int = 0
+    busy_s: float = 0.0
+    device_s: float = 0.0
+    """The part of `busy_s` that was spent waiting for a GPU; 0 on a CPU."""
+    load_s: float = 0.0
+    """Time in which a load stopped generation."""
+    loads: int = 0
+    preempted: int = 0
+    """Requests that were evicted because memory ran out, and computed again."""
+    drafted: int = 0
+    """Tokens computed ahead by speculative decoding."""
+    drafts_kept: int = 0
+    """Speculated tokens that were accepted; each saved a pass."""
+    running: int = 0
+    waiting: int = 0
+
+
+class Generator(Protocol):
+    """The part of an engine that sessions need."""
 
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        """Continues `ids`. Cancelling the call cancels the generation. `session_id` keys the cache kept between turns."""
-        ...
+        """Continue `ids`. Cancelling the call cancels the generation.
 
-    async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
-        """Logprobs of ids[1:] given what precedes each."""
-        ...
-
-    async def load(self, version: int, *, policy: str = CURRENT) -> None:
-        """Returns when every later token of `policy` is made with `version`."""
+        `session_id` is the key of the cache that is kept between turns.
+        """
         ...
 
     async def release(self, session_id: str) -> None:
-        """The session is over: forget what was cached for it."""
+        """Drop what is cached for this session, which is over."""
         ...
 
-    async def close(self) -> None: ...
+
+class Engine(Generator, Protocol):
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
+        """Return the logprob of each of ids[1:] given the ids before it."""
+        ...
+
+    async def load(self, version: int, *, policy: str = CURRENT, source: Source) -> None:
+        """Load `version` from `source`; return when every later token of `policy` is made with it."""
+        ...
+
+    async def add_policy(self, name: str, *, version: int, source: Source) -> None:
+        """Serve one more set of weights under `name`. Loads change it only when they name it."""
+        ...
+
+    def stats(self) -> EngineStats: ...
+
+    async def ended(self) -> None:
+        """Raise EngineFailed with the cause once the engine can no longer generate; never return."""
+        ...
+
+    async def close(self) -> None:
+        """Stop; pending calls raise EngineFailed."""
+        ...
 
 
 OUTSIDE = "outside"
-"""The policy of a model that is not ours: its words carry no version."""
+"""The policy name of an endpoint's model, whose text carries no version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said, in words. The counts of tokens are the server's own; 0 where it does not tell."""
+    """One turn as text. Token counts are the server's own; 0 where it reports none."""
 
     action: Action
     stop: Literal["end", "length"]
@@ -68,7 +116,7 @@ class TextEngine(Protocol):
     async def answer(
         self, messages: Sequence[Message], *, tools: Sequence[Tool], sampling: Sampling, session_id: str
     ) -> Answer:
-        """The next turn of the conversation. `sampling.stop_ids` mean nothing here: the model ends its own turns."""
+        """Return the next turn. `sampling.stop_ids` are ignored: the model ends its own turns."""
         ...
 
     async def close(self) -> None: ...

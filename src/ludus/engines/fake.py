@@ -10,11 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from ludus.engines.engine import Capabilities
+from ludus.engines.engine import Capabilities, EngineStats
 from ludus.engines.noise import noise
 from ludus.errors import EngineFailed
 from ludus.types import CURRENT, Completion, Sampling
+
+if TYPE_CHECKING:
+    from ludus.weights.channel import Source
 
 Script = Callable[[Sequence[int], int], Sequence[int]]
 """(prompt ids, turn of the session) -> the ids to speak."""
@@ -76,13 +80,19 @@ class FakeEngine:
         self._known(policy)
         return [self._logprob] * (len(ids) - 1)
 
-    async def load(self, version: int, *, policy: str = CURRENT) -> None:
+    async def load(self, version: int, *, policy: str = CURRENT, source: Source | None = None) -> None:
         self._known(policy)
         self.versions[policy] = version
         self.loads.append((policy, version))
 
-    async def add_policy(self, name: str, *, version: int) -> None:
+    async def add_policy(self, name: str, *, version: int, source: Source | None = None) -> None:
         self.versions[name] = version
+
+    def stats(self) -> EngineStats:
+        return EngineStats(loads=len(self.loads))
+
+    async def ended(self) -> None:
+        await asyncio.Event().wait()
 
     async def release(self, session_id: str) -> None:
         self._turns.pop(session_id, None)

@@ -7,14 +7,18 @@ Text never passes: the prompt goes out as ids, and what comes back is taken as i
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ludus.engines.engine import Capabilities
+from ludus.engines.engine import Capabilities, EngineStats
 from ludus.engines.http import Wire
 from ludus.errors import EngineFailed
 from ludus.types import CURRENT, Completion, Sampling
+
+if TYPE_CHECKING:
+    from ludus.weights.channel import Source
 
 PLAIN = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "frequency_penalty": 0.0}
 """Said aloud, because a server's own defaults (a model's generation_config) would change the distribution behind our back."""
@@ -73,11 +77,21 @@ class ServerEngine:
             raise self._wire.lacks("prompt_token_ids", "use a server that knows return_token_ids, such as vLLM")
         return [int(token) for token in ids]
 
-    async def load(self, version: int, *, policy: str = CURRENT) -> None:
+    async def load(self, version: int, *, policy: str = CURRENT, source: Source) -> None:
         raise EngineFailed(
             f"the server at {self._wire.url} cannot load version {version}: loading over HTTP is not supported; "
             "train with engine.kind 'embedded'"
         )
+
+    async def add_policy(self, name: str, *, version: int, source: Source) -> None:
+        raise EngineFailed(f"the server at {self._wire.url} serves one policy, {CURRENT!r}; got {name!r}")
+
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    async def ended(self) -> None:
+        """A server that cannot be reached fails each call by itself."""
+        await asyncio.Event().wait()
 
     async def release(self, session_id: str) -> None:
         """Nothing to do: the server keeps its own prefix cache."""

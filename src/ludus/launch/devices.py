@@ -1,20 +1,16 @@
-"""Which device does what, decided once, from the run file and what is here."""
+"""Which device the engine and the trainer use, from the run file and the devices of this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from ludus.config import EngineConfig, RunConfig
-from ludus.errors import TrainerFailed, describe
-from ludus.models.faults import is_lost, lost
 from ludus.models.loading.load import device_name, has_bfloat16, resolve_device, resolve_dtype
 
 ALONE = 0.8
-"""Share of a GPU's memory for keys and values where the trainer is elsewhere."""
+"""Share of a GPU's memory for the key-value cache where no trainer shares the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +20,7 @@ class Devices:
 
 
 def devices_of(config: RunConfig) -> Devices:
-    """ConfigError where a name is not a device of this process, with those that are."""
+    """Raise ConfigError for a name that is not a device of this process, with those that are."""
     if not config.devices:
         both = resolve_device(config.model.device)
         return Devices(both, both)
@@ -33,31 +29,14 @@ def devices_of(config: RunConfig) -> Devices:
 
 
 def engine_config(config: RunConfig, *, devices: Devices, trains: bool = True) -> EngineConfig:
-    """The run file's, with the memory that the trainer leaves it, where there is one."""
+    """The run file's section, with the memory that a trainer leaves where it shares the device."""
     shared = trains and devices.engine == devices.trainer
     alone = {"memory": ALONE} if not config.engine.memory and not shared else {}
     return config.engine.model_copy(update=alone)
 
 
-def make_current(device: torch.device) -> None:
-    """For this thread. Kernels of ours go to a thread's current device, which must be the one that the tensors are on."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
-@contextmanager
-def naming_loss(device: torch.device) -> Iterator[None]:
-    """A GPU that disappears while it trains is a named failure; the engine names its own."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_lost(error):
-            raise
-        raise TrainerFailed(lost(device, describe(error))) from error
-
-
 def chosen(config: RunConfig, *, trains: bool = True) -> list[str]:
-    """What the run file leaves to the device, as it will be here: lines for people."""
+    """Describe what the run file leaves to the device, as it is chosen on this machine."""
     devices = devices_of(config)
     dtype = resolve_dtype(config.model.dtype, device=devices.engine)
     engine = engine_config(config, devices=devices, trains=trains).sized(on_gpu=devices.engine.type == "cuda")
@@ -70,12 +49,10 @@ def chosen(config: RunConfig, *, trains: bool = True) -> list[str]:
         lines.append(f"{devices.engine} has no bfloat16: float32 takes twice the memory, and is slower")
     if devices.engine.type == "cuda":
         unit = "of the device's memory" if engine.memory <= 1 else "GiB"
-        lines.append(f"engine.memory {engine.memory:g} {unit} for keys and values")
+        lines.append(f"engine.memory {engine.memory:g} {unit} for the key-value cache")
     processes = config.pipeline.processes(on_gpu=devices.engine.type == "cuda")
     if trains and processes:
-        lines.append(
-            f"pipeline.session_processes {processes}: training's sessions are played outside of the run's own process"
-        )
+        lines.append(f"pipeline.session_processes {processes}: sessions are played in processes beside the run")
     return lines
 
 

@@ -1,6 +1,7 @@
-"""Held-out tasks of a run, played by a policy and recorded. Used during training and by `ludus eval`.
+"""Held-out tasks of a run, played and recorded: during training, and by `ludus eval`.
 
-Promise of `ludus eval`: whatever ended it, the same command goes on where it stopped, and no finished attempt is played again.
+Promise of `ludus eval`: after any interruption the same command resumes, and no finished attempt is
+played again.
 """
 
 from __future__ import annotations
@@ -13,34 +14,36 @@ from ludus.config import RunConfig
 from ludus.errors import ConfigError
 from ludus.evaluation.evaluate import evaluate, to_report
 from ludus.evaluation.page import write_evaluation
-from ludus.launch.context import Stage, beginning
-from ludus.launch.player import Player, Watch, make_player
-from ludus.rollout.arena import Arena
+from ludus.launch.context import RunContext, preparing
+from ludus.launch.subject import LossWatch, Subject, make_subject
+from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.types import Task, Trajectory
+from ludus.types import CURRENT, Task, Trajectory
 
 EVALUATING = "evaluating"
-"""The event that makes a run folder an evaluation's."""
+"""The event that marks a run folder as an evaluation's."""
 MAY_DIFFER = (
     ("engine", "url"), ("engine", "max_running"), ("engine", "threads"), ("evaluation", "num_tasks"), ("evaluation", "attempts"),
     ("workers",), ("controller",), ("store",),
 )  # fmt: skip
-"""Keys of a run that change nothing about an attempt that is finished: where it is played, and how many more there are."""
+"""Keys that change nothing about a finished attempt: where it is played, and how many there are."""
 
 
-async def evaluate_policy(stage: Stage, arena: Arena, *, recorder: Recorder, version: int) -> dict[str, Any]:
-    """The report on `evaluation.num_tasks` held-out tasks per environment, also recorded."""
-    trajectories = await _play(stage, arena, recorder=recorder, version=version)
+async def evaluate_policy(
+    context: RunContext, player: Player, *, recorder: Recorder, version: int, policy: str
+) -> dict[str, Any]:
+    """Play the held-out tasks with `policy`; record and return the report."""
+    trajectories = await _play(context, player, recorder=recorder, version=version, policy=policy)
     report = to_report(trajectories, version=version)
     recorder.evaluation(version, report)
     return report
 
 
-async def held_out(stage: Stage) -> list[Task]:
-    """Also called at the start of a run, so that a split without tasks is refused there and not after the first steps."""
-    settings = stage.config.evaluation
-    tasks = await stage.tasks(settings.split)
+async def held_out(context: RunContext) -> list[Task]:
+    """The tasks of `evaluation.split`. Also called at the start, so that an empty split is refused there."""
+    settings = context.config.evaluation
+    tasks = await context.tasks(settings.split)
     for name, listed in tasks.items():
         if not listed:
             raise ConfigError(
@@ -50,44 +53,39 @@ async def held_out(stage: Stage) -> list[Task]:
 
 
 async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
-    """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own; goes on where an earlier call stopped."""
+    """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own; resumes an earlier call."""
     folder = _open(config)
     split = config.evaluation.split
     with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
-            with beginning(folder):
-                player = await make_player(
-                    config,
-                    folder=folder.path,
-                    split=split,
-                    closing=closing,
-                    temperature=config.evaluation.temperature,
-                )
-                tasks = await held_out(player.stage)
+            with preparing(folder):
+                subject = await make_subject(config, folder=folder.path, split=split, closing=closing)
+                tasks = await held_out(subject.context)
             finished = _finished(folder, tasks, attempts=config.evaluation.attempts)
             num_attempts = len(tasks) * config.evaluation.attempts
             recorder.event(EVALUATING, total=num_attempts, finished=len(finished), split=split)
             trajectories = await _play(
-                player.stage, player.arena, recorder=recorder, version=0, finished=finished, watch=Watch()
+                subject.context, subject.player, recorder=recorder, version=0, finished=finished, watch=LossWatch()
             )
         report = to_report(trajectories, version=0)
         if len(finished) < num_attempts or not folder.evaluations():
             recorder.evaluation(0, report)
         recorder.event("finished", version=0)
-    write_evaluation(folder, report, about=_about(config, player))
+    write_evaluation(folder, report, about=_about(config, subject))
     return report
 
 
 async def _play(
-    stage: Stage,
-    arena: Arena,
+    context: RunContext,
+    player: Player,
     *,
     recorder: Recorder,
     version: int,
+    policy: str = CURRENT,
     finished: Iterable[Trajectory] = (),
     watch: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
-    settings, tasks = stage.config.evaluation, await held_out(stage)
+    settings = context.config.evaluation
 
     def record(trajectory: Trajectory) -> None:
         recorder.trajectory(trajectory, step=version, group_id=trajectory.task.id, split=settings.split)
@@ -95,22 +93,24 @@ async def _play(
             watch(trajectory)
 
     return await evaluate(
-        tasks,
-        arena=arena,
+        await held_out(context),
+        player=player,
         attempts=settings.attempts,
-        seed=stage.config.seed,
+        seed=context.config.seed,
         prefix=f"eval-{version}",
+        policy=policy,
+        temperature=settings.temperature,
         on_trajectory=record,
         finished=finished,
     )
 
 
-def _about(config: RunConfig, player: Player) -> dict[str, Any]:
+def _about(config: RunConfig, subject: Subject) -> dict[str, Any]:
     settings = config.evaluation
     return {
-        "model": player.name,
+        "model": subject.name,
         "endpoint": config.engine.url,
-        "words": "tokens" if player.in_tokens else "text",
+        "words": "tokens" if subject.in_tokens else "text",
         "split": settings.split,
         "attempts": settings.attempts,
         "num_tasks": settings.num_tasks,
@@ -119,11 +119,11 @@ def _about(config: RunConfig, player: Player) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------ going on
+# ------------------------------------------------------------------------------------------------ resuming
 
 
 def _open(config: RunConfig) -> RunFolder:
-    """A new run folder, or the one in which the same evaluation was begun."""
+    """A new run folder, or that of the same evaluation, to resume it."""
     if not RunFolder(config.folder).config_file.exists():
         return RunFolder.create(config)
     begun = RunFolder.open(config.folder)
@@ -131,14 +131,14 @@ def _open(config: RunConfig) -> RunFolder:
         return RunFolder.create(config)  # refuses: another kind of run is there
     if differing := differences(begun.config(), config):
         raise ConfigError(
-            f"{begun.path} holds another evaluation: {', '.join(differing)}. Give this one another name (--name), or delete that one: "
-            f"rm -r {begun.path}"
+            f"{begun.path} holds another evaluation: {', '.join(differing)}. Give this one another name (--name), "
+            f"or delete that one: rm -r {begun.path}"
         )
     return RunFolder.resume(config, step=0)
 
 
 def differences(before: RunConfig, after: RunConfig) -> list[str]:
-    """What makes attempts of one run no attempts of the other: "evaluation.split is 'test' there and 'dev' here"."""
+    """Settings that change an attempt: "evaluation.split is 'test' there and 'dev' here"."""
     one, other = _leaves(before.model_dump(mode="json")), _leaves(after.model_dump(mode="json"))
     keys = [key for key in one.keys() | other.keys() if one.get(key) != other.get(key)]
     return [
@@ -155,7 +155,7 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any
 
 
 def _finished(folder: RunFolder, tasks: list[Task], *, attempts: int) -> list[Trajectory]:
-    """Scored attempts at these tasks from before; those that the world ended are played again."""
+    """Scored attempts of the earlier call; unscored ones are played again."""
     if folder.resumed_at is None:
         return []
     wanted = {task.id for task in tasks}

@@ -1,67 +1,69 @@
-"""Iterated cloning of one's own successes (AgentEvol, 2406.04151): play, keep what succeeded, clone it, play again.
+"""Iterated cloning of the policy's own successes (AgentEvol, 2406.04151): play, keep successes, clone, repeat.
 
-    round 1..n    play     the policy plays train tasks, `evolve.num_trajectories` of them
-                  keep     those with a reward of at least `evolve.min_reward`, together with what earlier rounds kept
+    round 1..n    play     the policy plays `evolve.num_trajectories` train tasks
+                  keep     trajectories with a reward of at least `evolve.min_reward`, with those of earlier rounds
                   clone    into the model the run started with, as [sft] says: the policy of the next round
 
-Cloning always begins at the start model, so that a round's model depends on what was kept and on nothing else. A round that keeps nothing
-new leaves the policy as it is. Left out: weighing by reward, and the published first data set of experts (`ludus sft` first stands for it).
+Cloning always starts from the first model, so that a round's model depends on the kept trajectories
+alone. A round that keeps nothing new leaves the policy unchanged. Left out: weighting by reward, and the
+published first data set of experts (`ludus sft` first takes its place).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from typing import Any
 
 from ludus.config import RunConfig
+from ludus.engines.engine import Engine
 from ludus.errors import ConfigError
-from ludus.launch.collect import plan_attempts, play_all
-from ludus.launch.context import Parts, beginning, make_arena, make_embedded_engine, make_parts
-from ludus.launch.devices import make_current, naming_loss
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.launch.collect import plan_orders
+from ludus.launch.context import ModelContext, make_model_context, preparing
+from ludus.launch.engines import require_loads
+from ludus.launch.placement.placement import Placement, place
+from ludus.rollout.player import Player, play_all
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.trainer.lora import export, merged_tensors
 from ludus.trainer.sft import clone
+from ludus.trainer.trainer import Trainer
 from ludus.types import Sequence, Trajectory
-from ludus.weights.memory import MemoryChannel
+from ludus.weights.channel import Snapshot
 
 
 async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
-    """All rounds; returns the success of each round's policy while it played, and where the last clone is."""
-    if config.engine.kind != "embedded":
-        raise ConfigError(
-            f"engine.kind is {config.engine.kind!r}, which cannot load the next round's model; `ludus evolve` needs 'embedded'. "
-            "`ludus collect --model URL` and `ludus sft` clone what a server says"
-        )
+    """Play all rounds; return the success of each round's policy, and where the last clone is."""
+    instead = "`ludus collect --model URL` and `ludus sft` clone the answers of a server"
+    require_loads(config.engine, command="`ludus evolve`", instead=instead)
     folder = RunFolder.create(config)
     store = config.store
     with Recorder(
         folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
     ) as recorder:
-        with beginning(folder):
-            parts = await make_parts(config, folder=folder.path)
-        try:
-            evolution = _Evolution(parts, recorder=recorder)
-            try:
-                for number in range(config.evolve.rounds):
-                    await evolution.round(number)
-            finally:
-                await evolution.engine.close()
-        finally:
-            await parts.client.close()
-        whole = export(folder.export, model=evolution.model, tokenizer=parts.tokenizer)
+        async with AsyncExitStack() as closing:
+            with preparing(folder):
+                context = await make_model_context(config, folder=folder.path)
+            closing.push_async_callback(context.client.close)
+            placement = await place(context, folder=folder.path)
+            closing.push_async_callback(placement.close)
+            engine = await placement.engine(trains=True)
+            player = await placement.player(engine)
+            evolution = _Evolution(context, placement=placement, engine=engine, player=player, recorder=recorder)
+            for number in range(config.evolve.rounds):
+                await evolution.round(number)
+            assert evolution.trainer is not None, "the first round clones or fails"
+            export = await evolution.trainer.export(folder.export)
         recorder.event("finished", version=config.evolve.rounds)
-    return {"export": str(whole), "success": evolution.success, "kept": len(evolution.kept)}
+    return {"export": str(export), "success": evolution.success, "kept": len(evolution.kept)}
 
 
 class _Evolution:
-    def __init__(self, parts: Parts, *, recorder: Recorder) -> None:
-        self.parts, self.config, self.recorder = parts, parts.config, recorder
-        self.channel = MemoryChannel()
-        self.engine = make_embedded_engine(parts, channel=self.channel)
-        self.model = parts.load_model()
+    def __init__(
+        self, context: ModelContext, *, placement: Placement, engine: Engine, player: Player, recorder: Recorder
+    ) -> None:
+        self.context, self.config, self.recorder = context, context.config, recorder
+        self.placement, self.engine, self.player = placement, engine, player
+        self.trainer: Trainer | None = None
         self.kept: list[Trajectory] = []
         self.success: list[float] = []
 
@@ -73,18 +75,16 @@ class _Evolution:
         self.recorder.event("round", round=number, played=len(played), kept=len(new), success=self.success[-1])
         if not self.kept:
             raise ConfigError(
-                f"nothing to clone: of {len(played)} trajectories none had a reward of at least {self.config.evolve.min_reward:g} "
-                "(evolve.min_reward). Warm the model up first (`ludus sft`), or play more (evolve.num_trajectories)."
+                f"nothing to clone: of {len(played)} trajectories none had a reward of at least "
+                f"{self.config.evolve.min_reward:g} (evolve.min_reward). Warm the model up first (`ludus sft`), "
+                "or play more (evolve.num_trajectories)."
             )
         if new:
-            await asyncio.to_thread(self._clone)
-            self.channel.publish(number + 1, merged_tensors(self.model))
-            await self.engine.load(number + 1)
+            await self._clone(number)
 
     async def _play(self, number: int) -> list[Trajectory]:
-        arena = make_arena(self.parts, PolicySpeaker(self.engine))
-        attempts = plan_attempts(
-            await self.parts.tasks("train"),
+        orders = plan_orders(
+            await self.context.tasks("train"),
             config=self.config,
             num=self.config.evolve.num_trajectories,
             prefix="evolve",
@@ -94,13 +94,13 @@ class _Evolution:
         def record(trajectory: Trajectory) -> None:
             self.recorder.trajectory(trajectory, step=number, group_id=trajectory.task.id)
 
-        return await play_all(attempts, arena=arena, on_trajectory=record)
+        return await play_all(orders, player=self.player, on_trajectory=record)
 
-    def _clone(self) -> None:
-        """The tokens that were sampled, as they were sampled."""
+    async def _clone(self, number: int) -> None:
+        """Clone the sampled tokens into the first model, and load the result."""
         sequences: list[Sequence] = [sequence for trajectory in self.kept for sequence in trajectory.sequences]
-        self.model = self.parts.load_model()
-        make_current(self.model.device)
-        config = self.config
-        with naming_loss(self.model.device):
-            clone(self.model, sequences, config=config.sft, trainer=config.trainer, lora=config.lora, seed=config.seed)
+        self.trainer = await self.placement.cloner()
+        await clone(self.trainer, sequences, config=self.config.sft, seed=self.config.seed)
+        tensors = self.trainer.source.fetch(await self.trainer.publish())
+        # every cloner counts its versions from 0; the engine's versions are the rounds
+        await self.engine.load(number + 1, source=Snapshot(number + 1, tensors))

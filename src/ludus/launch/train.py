@@ -1,4 +1,4 @@
-"""Composition root of a training run on one machine: parts become a run. Nothing else in Ludus knows how they fit together."""
+"""`ludus train`: roles become a training run."""
 
 from __future__ import annotations
 
@@ -7,45 +7,34 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.engines.embedded import SWITCH_S
-from ludus.errors import CheckpointFailed, ConfigError, first_fault
+from ludus.engines.engine import Engine
+from ludus.errors import CheckpointFailed, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.context import Parts, beginning, make_arena, make_embedded_engine, make_parts, patiently
-from ludus.launch.cross_policy import OtherSpeakers
-from ludus.launch.devices import make_current, naming_loss
-from ludus.launch.environments import address_of_workers
+from ludus.launch.context import ModelContext, make_model_context, patiently, preparing
+from ludus.launch.engines import require_loads
 from ludus.launch.evaluate import evaluate_policy, held_out
-from ludus.launch.placement.processes import SessionsApart, Setup
-from ludus.models.loading.load import device_name, load_model, load_tokenizer
+from ludus.launch.placement.placement import Placement, place
+from ludus.launch.policies import Copies, Endpoints
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
 from ludus.reports.report import write_report
-from ludus.rollout.group import GroupPlayer, PlaysHere
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.trainer.budget import OnEvent
-from ludus.trainer.checkpoint import latest_checkpoint
-from ludus.trainer.critics.archer import Archer
-from ludus.trainer.critics.value import Critic
-from ludus.trainer.lora import add_adapters, export
-from ludus.trainer.optimizer import Schedule, warmup, warmup_cosine
+from ludus.trainer.checkpoint import Checkpoint, latest_checkpoint
 from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
-from ludus.weights.memory import MemoryChannel
 
 EVALUATION = "evaluation"
-"""The policy that held-out tasks are played with: a snapshot of one version, so that a result is about that version alone."""
+"""The policy that plays held-out tasks: a copy of one version, so that a result is of that version alone."""
 
 
 async def train(
@@ -55,13 +44,12 @@ async def train(
     listeners: Iterable[Listener] = (),
     on_loop: Callable[[Loop], None] | None = None,
 ) -> dict[str, Any]:
-    """A whole training run; returns its last evaluation and where things are. `on_loop` gets the loop, to be able to stop it."""
-    if config.engine.kind != "embedded":
-        raise ConfigError(
-            f"engine.kind is {config.engine.kind!r}, which cannot load new weights yet; training needs 'embedded'. "
-            "`ludus eval` works with a server"
-        )
-    # Engine, trainer and sessions are threads of one interpreter, on a CPU too.
+    """Train; return the evaluations before and after, and where the results are.
+
+    `on_loop` gets the loop, so that the caller can stop it.
+    """
+    require_loads(config.engine, command="training", instead="`ludus eval` works with a server")
+    # engine, trainer and sessions are threads of one interpreter, on a CPU too
     sys.setswitchinterval(SWITCH_S)
     checkpoint = _newest_checkpoint(config) if resume else None
     folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
@@ -70,170 +58,144 @@ async def train(
         folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
     ) as recorder:
         async with AsyncExitStack() as closing:
-            with beginning(folder):
-                parts = await make_parts(config, folder=folder.path)
-                closing.push_async_callback(parts.client.close)
-                apart = await _sessions_apart(parts, folder=folder.path)
-                if apart is not None:
-                    closing.push_async_callback(apart.close)
-                make_current(parts.devices.trainer)
-                closing.enter_context(naming_loss(parts.devices.trainer))
-                training = _Training(parts, apart=apart, recorder=recorder)
-                closing.push_async_callback(training.engine.close)
-                closing.push_async_callback(training.speakers.close)
+            with preparing(folder):
+                context = await make_model_context(config, folder=folder.path)
+                closing.push_async_callback(context.client.close)
+                placement = await place(context, folder=folder.path)
+                closing.push_async_callback(placement.close)
+                training = await _Training.start(context, placement=placement, recorder=recorder)
                 await training.prepare(checkpoint)
             with rarely_collected():
                 return await training.run(on_loop)
 
 
 class _Training:
-    def __init__(self, parts: Parts, *, apart: SessionsApart | None, recorder: Recorder) -> None:
-        self.parts, self.config, self.recorder = parts, parts.config, recorder
-        self.apart = apart
-        """None: sessions are played in this process."""
-        self.algorithm = make_algorithm(self.config.algorithm)
-        self.channel = MemoryChannel()
-        model = parts.load_model()
-        add_adapters(model, self.config.lora, seed=self.config.seed)
-        on_event = _in_loop(recorder.event)
-        self.trainer = Trainer(
-            model,
-            algorithm_loss=self.algorithm.loss,
-            config=self.config.trainer,
-            temperature=self.config.rollout.temperature,
-            channel=self.channel,
-            schedule=_schedule(self.config),
-            reference=_reference(parts),
-            entropy_gradient=self.config.algorithm.entropy_weight > 0,
-            critic=_critic(parts, policy=model, on_event=on_event),
-            on_event=on_event,
-        )
-        self.engine = make_embedded_engine(parts, channel=self.channel)
-        self.speakers = OtherSpeakers(parts, engine=self.engine, channel=self.channel)
+    """A run whose roles are in place."""
+
+    def __init__(
+        self, context: ModelContext, *, engine: Engine, trainer: Trainer, player: Player, recorder: Recorder
+    ) -> None:
+        self.context, self.config, self.recorder = context, context.config, recorder
+        self.engine, self.trainer, self.player = engine, trainer, player
+        self.copies = Copies(self.config.cross_policy, engine=engine)
         self.last_report: dict[str, Any] | None = None
 
+    @classmethod
+    async def start(cls, context: ModelContext, *, placement: Placement, recorder: Recorder) -> _Training:
+        trainer = await placement.trainer(on_event=_in_loop(recorder.event))
+        engine = await placement.engine(trains=True)
+        player = await patiently(placement.player(engine), what="starting the rollout processes")
+        return cls(context, engine=engine, trainer=trainer, player=player, recorder=recorder)
+
     async def prepare(self, checkpoint: Path | None) -> None:
-        """Engine and trainer at the same version, and the loop where the checkpoint left it."""
-        parts = self.parts
-        if self.config.evaluation.every:
-            await held_out(parts)
-        restored = self.trainer.restore(checkpoint) if checkpoint else None
-        version = self.trainer.publish()
-        await self.engine.load(version)
-        await self.engine.add_policy(EVALUATION, version=version)
-        await self.speakers.prepare(
-            version=version, checkpoint=restored, start=lambda: named_tensors(parts.load_model())
-        )
-        tasks = await parts.tasks("train")
+        """Bring engine and trainer to the same version, and the loop to where the checkpoint left it."""
+        context, config = self.context, self.config
+        if config.evaluation.every:
+            await held_out(context)
+        endpoints = Endpoints(config.cross_policy)
+        try:
+            await endpoints.probe(context)
+        finally:
+            await endpoints.close()
+        restored = await self.trainer.restore(checkpoint) if checkpoint else None
+        await self._load_policies(restored)
         self.loop = Loop(
-            self.config,
+            config,
             feed=Feed(
-                tasks,
-                weights={n: e.weight for n, e in self.config.environments.items()},
-                seed=self.config.seed,
-                curriculum=self.config.curriculum,
+                await context.tasks("train"),
+                weights={name: section.weight for name, section in config.environments.items()},
+                seed=config.seed,
+                rollout=config.rollout,
+                curriculum=config.curriculum,
             ),
-            player=await self._player(),
+            player=self.player,
             engine=self.engine,
             trainer=self.trainer,
-            algorithm=self.algorithm,
+            algorithm=make_algorithm(config.algorithm),
             recorder=self.recorder,
-            probe_ids=parts.probe_ids,
-            probe_tolerance=parts.probe_tolerance,
+            probe_ids=context.probe_ids,
+            probe_tolerance=context.probe_tolerance,
             evaluate=self.evaluate,
             checkpoint=self.checkpoint,
-            refresh=self.speakers.refresh,
-            engine_counts=lambda: asdict(self.engine.stats()),
-            on_trainer_thread=lambda: make_current(parts.devices.trainer),
+            refresh=lambda version: self.copies.refresh(version, self.trainer.source),
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
 
-    async def _player(self) -> GroupPlayer:
-        speaker = self.speakers.speaker()
-        if self.apart is None:
-            return PlaysHere(make_arena(self.parts, speaker))
-        await patiently(self.apart.ready(speaker), what="starting what plays the sessions (pipeline.session_processes)")
-        return self.apart
+    async def _load_policies(self, restored: Checkpoint | None) -> None:
+        version, source = await self.trainer.publish(), self.trainer.source
+        await self.engine.load(version, source=source)
+        await self.engine.add_policy(EVALUATION, version=version, source=source)
+        await self.copies.prepare(
+            version=version,
+            source=source,
+            checkpoint=restored,
+            start=lambda: named_tensors(self.context.load_model()),
+        )
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
-        model = self.trainer.model
+        stats, folder = self.trainer.stats(), self.recorder.folder
         self.recorder.event(
             "started",
             steps=self.config.pipeline.steps,
             version=self.trainer.version,
-            device=device_name(model.device),
-            parameters=model.num_parameters(),
+            device=stats.device,
+            parameters=stats.parameters,
         )
         for doubt in doubts(self.config):
             self.recorder.event("doubt", text=doubt)
             warnings.warn(doubt, stacklevel=2)
         await self.loop.probe()
-        before = None
-        if self.config.evaluation.every and self.recorder.folder.resumed_at is None:
+        evaluates, before, after = self.config.evaluation.every > 0, None, None
+        if evaluates and folder.resumed_at is None:
             before = await self.evaluate(self.trainer.version)
         if on_loop is not None:
             on_loop(self.loop)
         await self._run_loop()
-        self.checkpoint(self.loop.state())
-        after = None
-        if self.config.evaluation.every and not self.loop.stopped:
+        await self.checkpoint(self.loop.state())
+        if evaluates and not self.loop.stopped:
             after = await self.evaluate(self.trainer.version)
-        whole = export(self.recorder.folder.export, model=self.trainer.model, tokenizer=self.parts.tokenizer)
-        report = await asyncio.to_thread(write_report, self.recorder.folder)
+        export = await self.trainer.export(folder.export)
+        report = await asyncio.to_thread(write_report, folder)
         finished = not self.loop.stopped
         self.recorder.event("finished" if finished else "stopped", version=self.trainer.version)
-        paths = {"export": str(whole), "report": str(report)}
+        paths = {"export": str(export), "report": str(report)}
         return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
 
     async def _run_loop(self) -> None:
-        """An engine that has ended ends the run at once: every session would fail, be counted as bad luck, and be played again."""
+        """Run the loop until it ends or a role ends.
+
+        Without an engine every session would fail, be counted as failed, and be played again.
+        """
         try:
-            async with asyncio.TaskGroup() as both:
-                watching = both.create_task(self.engine.ended())
+            async with asyncio.TaskGroup() as tasks:
+                watching = [tasks.create_task(role.ended()) for role in (self.engine, self.trainer, self.player)]
                 await self.loop.run()
-                watching.cancel()
+                for watch in watching:
+                    watch.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
 
     async def evaluate(self, version: int) -> dict[str, Any]:
         if self.last_report is not None and self.last_report["version"] == version:
             return self.last_report
-        await self.engine.load(version, policy=EVALUATION)
-        arena = make_arena(
-            self.parts,
-            PolicySpeaker(self.engine, policy=EVALUATION),
-            temperature=self.config.evaluation.temperature,
+        await self.engine.load(version, policy=EVALUATION, source=self.trainer.source)
+        self.last_report = await evaluate_policy(
+            self.context, self.player, recorder=self.recorder, version=version, policy=EVALUATION
         )
-        self.last_report = await evaluate_policy(self.parts, arena, recorder=self.recorder, version=version)
         return self.last_report
 
-    def checkpoint(self, state: dict[str, Any]) -> None:
-        self.trainer.save(
+    async def checkpoint(self, state: dict[str, Any]) -> None:
+        await self.trainer.save(
             self.recorder.folder.path,
-            state={"loop": state, "speakers": self.speakers.state()},
-            files={},
+            state={"loop": state, "policies": self.copies.state()},
             keep=self.config.store.keep_checkpoints,
-            tensors=self.speakers.tensors(),
+            policies=self.copies.snapshots(),
         )
-
-
-async def _sessions_apart(parts: Parts, *, folder: Path) -> SessionsApart | None:
-    num = parts.config.pipeline.processes(on_gpu=parts.devices.engine.type == "cuda")
-    if not num:
-        return None
-    setup = Setup(
-        config=parts.config,
-        folder=folder,
-        model_folder=parts.model_folder,
-        max_turns=parts.max_turns,
-        workers=address_of_workers(parts.client),
-    )
-    return await SessionsApart.start(setup, num=num)
 
 
 def _in_loop(record: Callable[..., None]) -> Callable[..., None]:
-    """The trainer tells from its own thread; whoever records has one thread, that of the loop."""
+    """Record an event of the trainer's thread in the loop's thread, which is the recorder's only one."""
     loop = asyncio.get_running_loop()
 
     def tell(kind: str, **fields: Any) -> None:
@@ -242,49 +204,13 @@ def _in_loop(record: Callable[..., None]) -> Callable[..., None]:
     return tell
 
 
-def _reference(parts: Parts) -> PreTrainedModel | None:
-    """The frozen model that the loss compares with: the teacher, or what the run started with."""
-    name = parts.config.teacher.model
-    if not name:
-        return parts.load_model() if parts.config.algorithm.kl != "none" else None
-    if load_tokenizer(name).get_vocab() != parts.tokenizer.get_vocab():
-        raise ConfigError(
-            f"teacher.model {name!r} has another vocabulary than model.name {parts.config.model.name!r}; a teacher judges the very "
-            "ids that were sampled. Use a teacher of the same family."
-        )
-    return load_model(name, device=parts.devices.trainer, dtype=parts.dtype)
-
-
-def _critic(parts: Parts, *, policy: PreTrainedModel, on_event: OnEvent) -> Critic | Archer | None:
-    config, trainer = parts.config.critic, parts.config.trainer
-    if config.kind == "none":
-        return None
-    if config.kind == "archer":
-        discount, seed = parts.config.algorithm.discount, parts.config.seed
-        return Archer(
-            config, encoder=parts.load_model(), trainer=trainer, discount=discount, seed=seed, on_event=on_event
-        )
-    own = parts.load_model() if config.kind == "model" else None
-    return Critic(config, policy=policy, model=own, trainer=trainer, on_event=on_event)
-
-
-def _schedule(config: RunConfig) -> Schedule:
-    """Of the policy's steps: those of the critic's own warm-up come before its first."""
-    trainer, alone = config.trainer, config.critic.warmup
-    schedule = warmup(trainer.lr, steps=trainer.warmup_steps)
-    if trainer.decay == "cosine":
-        steps = max(1, config.pipeline.steps - alone)
-        schedule = warmup_cosine(trainer.lr, warmup_steps=trainer.warmup_steps, steps=steps)
-    return lambda step: schedule(step - alone)
-
-
 def _newest_checkpoint(config: RunConfig) -> Path:
     folder = RunFolder.open(config.folder)
     checkpoint = latest_checkpoint(folder.path)
     if checkpoint is None:
         raise CheckpointFailed(
-            f"{folder.path} has no whole checkpoint to resume from. Start the run again under another name (name=...), "
-            "with a smaller store.checkpoint_every"
+            f"{folder.path} has no whole checkpoint to resume from. Start the run again under another name "
+            "(name=...), with a smaller store.checkpoint_every"
         )
     return checkpoint
 

@@ -20,10 +20,9 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -51,6 +50,7 @@ from ludus.pipeline.monitor import Monitor
 from ludus.rollout.group import GroupPlayer, Order
 from ludus.store.recorder import Recorder
 from ludus.store.trajectories import group_from_dict, group_to_dict
+from ludus.trainer.trainer import Trainer
 from ludus.types import Batch, Group, Trajectory
 
 STALL_S = 60.0
@@ -61,34 +61,14 @@ MAX_EMPTY_BATCHES = 25
 """So many batches in a row without any gradient, or as many groups replaced, end the run: nothing is left to learn from these tasks."""
 
 
-class Trainer(Protocol):
-    """The Trainer seam: executes per-token weights, knows no environment."""
-
-    @property
-    def version(self) -> int: ...
-
-    def step(self, batch: Batch) -> dict[str, float]: ...
-
-    def values(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        """Of each trajectory, what the critic expects before every sampled token; asked only where the run has a critic."""
-        ...
-
-    def publish(self) -> int: ...
-
-    def logprobs(self, ids: Sequence[int]) -> list[float]: ...
-
-
 Evaluate = Callable[[int], Awaitable[object]]
 """Plays the held-out tasks with the published version and records the result; runs beside training, and ends before run() does."""
 Refresh = Callable[[int], Awaitable[None]]
 """Loads the version into whichever other policies are due for it."""
-Checkpoint = Callable[[dict[str, Any]], None]
-"""Saves trainer and loop state; called in the trainer's thread, between two optimiser steps."""
-EngineCounts = Callable[[], Mapping[str, float]]
-"""What the engine has done so far, for the timeline."""
-LEVELS = ("running", "waiting")
-"""Of the engine's counts, those that are of now."""
-T = TypeVar("T")
+Checkpoint = Callable[[dict[str, Any]], Awaitable[object]]
+"""Saves trainer and loop state between two optimiser steps."""
+GAUGES = ("running", "waiting")
+"""The engine's statistics that are not totals."""
 
 
 def _require(engine: Engine, *capabilities: str) -> None:
@@ -129,8 +109,6 @@ class Loop:
         evaluate: Evaluate | None = None,
         checkpoint: Checkpoint | None = None,
         refresh: Refresh | None = None,
-        engine_counts: EngineCounts = dict,
-        on_trainer_thread: Callable[[], None] | None = None,
     ) -> None:
         _require(engine, "load", "score", *(("policies",) if evaluate is not None else ()))
         self.config, self.pipeline = config, config.pipeline
@@ -148,11 +126,9 @@ class Loop:
         self._failed_in_a_row = self._replaced_in_a_row = 0
         self._last_progress = time.monotonic()
         self._last_group: Group | None = None
-        self._trainer_thread = ThreadPoolExecutor(1, "trainer", initializer=on_trainer_thread)
         self._evaluation: asyncio.Task[None] | None = None
         self._delivery: asyncio.Task[None] | None = None
         self._ledger = Ledger("wait")
-        self._engine_counts = engine_counts
 
     async def run(self) -> None:
         """Until pipeline.steps optimiser steps are done or stop() was called. A fault on either side ends both, and is raised."""
@@ -167,22 +143,21 @@ class Loop:
                 timing.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
-        finally:
-            self._trainer_thread.shutdown(wait=True)
 
     def _timekeeper(self) -> Timekeeper:
-        def engine(*, level: bool) -> dict[str, float]:
-            return {name: count for name, count in self._engine_counts().items() if (name in LEVELS) == level}
+        def engine(*, gauge: bool) -> dict[str, float]:
+            stats = asdict(self.engine.stats())
+            return {name: count for name, count in stats.items() if (name in GAUGES) == gauge}
 
         return Timekeeper(
             self.recorder.timeline,
             totals={
                 "trainer": self._ledger.spent,
                 "sessions": self.player.spent,
-                "engine": lambda: engine(level=False),
+                "engine": lambda: engine(gauge=False),
             },
             levels={
-                "requests": lambda: engine(level=True),
+                "requests": lambda: engine(gauge=True),
                 "groups": lambda: {"playing": len(self.buffer.playing), "ready": len(self.buffer.ready)},
             },
         )
@@ -295,10 +270,15 @@ class Loop:
         )
 
     async def _batch(self, groups: tuple[Group, ...]) -> Batch:
-        """Where the run has a critic, its values are asked for in the trainer's thread, and are those of before the step."""
+        """Make the batch. A critic's values are those of before the step."""
         if self.config.critic.kind == "none":
             return self.algorithm.batch(groups)
-        return await self._in_trainer(lambda: self.algorithm.batch(groups, values=self.trainer.values))
+        loop = asyncio.get_running_loop()
+
+        def values(trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
+            return asyncio.run_coroutine_threadsafe(self.trainer.values(trajectories), loop).result()
+
+        return await asyncio.to_thread(self.algorithm.batch, groups, values=values)
 
     def _free(self, groups: tuple[Group, ...]) -> None:
         """The slots of what was taken: whatever its gradient was, the engine has it now."""
@@ -323,11 +303,12 @@ class Loop:
         """Trains and publishes."""
         before, began = self.trainer.version, time.monotonic()
         with self._ledger.during("train"):
-            trained = await self._in_trainer(lambda: self.trainer.step(batch))
+            trained = await self.trainer.step(batch)
         train_s = time.monotonic() - began
         await self._delivered()
         with self._ledger.during("publish"):
-            version, expected = await self._in_trainer(self._publish)
+            version = await self.trainer.publish()
+            expected = await self.trainer.logprobs(self.probe_ids)
         figures = {f"optimizer/{name}": value for name, value in trained.items()}
         figures |= {"time/wait_s": wait_s, "time/train_s": train_s}
         figures |= {"time/publish_s": time.monotonic() - began - train_s}
@@ -341,13 +322,9 @@ class Loop:
             self.recorder.event("collapsed", version=version, text=text)
             self.stop()
 
-    def _publish(self) -> tuple[int, list[float]]:
-        """In the trainer's thread: the new version, and what it says to the probe prompt."""
-        return self.trainer.publish(), self.trainer.logprobs(self.probe_ids)
-
     async def _deliver(self, step: _Step) -> None:
         """Into the engine, while the trainer goes on with what is ready. A wrong or partial load ends the run here."""
-        await self.engine.load(step.version)
+        await self.engine.load(step.version, source=self.trainer.source)
         self.loaded_version = step.version
         if self.refresh is not None:
             await self.refresh(step.version)
@@ -374,7 +351,7 @@ class Loop:
 
     async def probe(self) -> float:
         """Mean logprob gap between engine and trainer on the probe prompt."""
-        return await self._gap(await self._in_trainer(lambda: self.trainer.logprobs(self.probe_ids)))
+        return await self._gap(await self.trainer.logprobs(self.probe_ids))
 
     async def _gap(self, expected: Sequence[float]) -> float:
         got = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
@@ -405,9 +382,8 @@ class Loop:
 
     async def _save(self) -> None:
         assert self.checkpoint is not None
-        checkpoint, state = self.checkpoint, self.state()
         with self._ledger.during("save"):
-            await self._in_trainer(lambda: checkpoint(state))
+            await self.checkpoint(self.state())
         self.recorder.event("checkpoint", version=self.trainer.version)
 
     def state(self) -> dict[str, Any]:
@@ -443,9 +419,6 @@ class Loop:
 
     def _pulse(self) -> None:
         self._changed.set()
-
-    async def _in_trainer(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._trainer_thread, work)
 
 
 def _earned(group: Group) -> str:

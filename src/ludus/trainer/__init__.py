@@ -1,7 +1,16 @@
-"""Batches in, versions out: the trainer, behaviour cloning on the same machinery, and checkpoints."""
+"""The Trainer role, its implementation for one process, behaviour cloning, and checkpoints."""
 
 from ludus.trainer.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
-from ludus.trainer.sft import clone
+from ludus.trainer.local import LocalTrainer
+from ludus.trainer.threaded import ThreadedTrainer
 from ludus.trainer.trainer import Trainer
 
-__all__ = ["Checkpoint", "Trainer", "clone", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "LocalTrainer",
+    "ThreadedTrainer",
+    "Trainer",
+    "latest_checkpoint",
+    "load_checkpoint",
+    "save_checkpoint",
+]

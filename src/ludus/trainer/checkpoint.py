@@ -1,9 +1,12 @@
-"""What a run needs to go on. Promise: a checkpoint is whole or it is not there; a damaged one is named, never half loaded.
+"""What a run needs to resume.
+
+Promise: a checkpoint is whole or absent. A damaged one raises an error and is never half loaded.
 
     RUN/checkpoints/step-00000050/   manifest.json  state.json  model.safetensors  optimizer.safetensors  rng.safetensors  ...
 
 A run that trains adapters has adapter.safetensors in place of the model, whose weights never change.
-Files are written aside, flushed to the disk and moved into place; the manifest holds the size and checksum of each.
+Files are written to a folder beside it, flushed to the disk and moved into place. The manifest holds
+the size and checksum of each file.
 """
 
 from __future__ import annotations
@@ -32,16 +35,13 @@ _NAME = re.compile(r"step-(\d+)(\.replaced)?")
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A verified checkpoint: `state` as it was given, tensors and files by the name they were given."""
+    """A verified checkpoint: the saved `state`, and tensors by the name they were saved under."""
 
     folder: Path
     state: Mapping[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
         return load_file(self.folder / f"{name}.safetensors")
-
-    def file(self, name: str) -> bytes:
-        return (self.folder / name).read_bytes()
 
 
 def checkpoint_folder(run_folder: str | Path, step: int) -> Path:
@@ -53,10 +53,12 @@ def save_checkpoint(
     *,
     tensors: Mapping[str, Mapping[str, Tensor]],
     state: Mapping[str, Any],
-    files: Mapping[str, bytes],
     keep: int,
 ) -> None:
-    """Writes `folder`, then removes all but the newest `keep` checkpoints beside it. A failed write leaves those that exist alone."""
+    """Write `folder`, then remove all but the newest `keep` checkpoints beside it.
+
+    A failed write leaves the existing ones alone.
+    """
     folder = Path(folder)
     aside = folder.with_name(f".writing-{folder.name}")
     try:
@@ -64,22 +66,21 @@ def save_checkpoint(
         aside.mkdir(parents=True)
         for name, named in tensors.items():
             save_file({key: tensor.contiguous() for key, tensor in named.items()}, aside / f"{name}.safetensors")
-        for name, content in {**files, "state.json": json.dumps(state).encode()}.items():
-            (aside / name).write_bytes(content)
+        (aside / "state.json").write_text(json.dumps(state))
         _seal(aside)
         _move_into_place(aside, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointFailed(
-            f"checkpoint {folder} could not be written: {error}. Earlier checkpoints are untouched; free some space on that disk, "
-            "or lower store.keep_checkpoints."
+            f"checkpoint {folder} could not be written: {error}. Earlier checkpoints are untouched; "
+            "free some space on that disk, or lower store.keep_checkpoints."
         ) from error
     for old in _candidates(folder.parent)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 def load_checkpoint(folder: str | Path) -> Checkpoint:
-    """Every file is checked against the manifest before anything is used."""
+    """Check every file against the manifest, then return the checkpoint."""
     folder = Path(folder)
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())
@@ -94,7 +95,7 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def latest_checkpoint(run_folder: str | Path) -> Path | None:
-    """The newest whole checkpoint of a run; broken ones are skipped with a warning. None when there is none."""
+    """Return the newest whole checkpoint of a run, or None. Broken ones are skipped with a warning."""
     for folder in _candidates(Path(run_folder) / "checkpoints"):
         try:
             return load_checkpoint(folder).folder
@@ -103,17 +104,17 @@ def latest_checkpoint(run_folder: str | Path) -> Path | None:
     return None
 
 
-_NEXT = "Resume from another checkpoint of the run, or start it anew."
+_NEXT = "Resume from another checkpoint of the run, or start a new run."
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Newest first. A checkpoint that was being replaced when the process died comes right after its successor."""
+    """Newest first. One that was being replaced when the process died follows its successor."""
     found = [(path, match) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for path, match in sorted(found, key=lambda item: (-int(item[1][1]), bool(item[1][2])))]
 
 
 def _seal(folder: Path) -> None:
-    """Adds the manifest and flushes everything: after this the move alone decides whether the checkpoint exists."""
+    """Add the manifest and flush everything, so that the move alone makes the checkpoint exist."""
     names = sorted(path.name for path in folder.iterdir())
     entries = {name: {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)} for name in names}
     (folder / _MANIFEST).write_text(json.dumps({"files": entries}, indent=1))

@@ -1,5 +1,8 @@
-"""Logprobs of the sampled tokens of a packed row. Promise: those of each sequence alone, at the sampling temperature, in float32, and
-never the logits of a large vocabulary for all tokens at once."""
+"""Logprobs of the sampled tokens of a packed row.
+
+Promise: they equal those of each sequence alone, at the sampling temperature, in float32. The logits
+of a large vocabulary never exist for all tokens at once.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ from ludus.trainer.pack import Microbatch
 MAX_LOGITS = 1 << 25
 """Logits held at once on a CPU: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 GPU_SHARE = 64
-"""On a GPU, whose products want more rows, they take a 64th of its memory: of 140 GiB 2.2, 7,700 tokens of that vocabulary."""
+"""On a GPU logits take at most this fraction (1/64) of its memory: of 140 GiB 2.2, 7,700 such tokens."""
 KEPT = 4
-"""Pieces of that size that may stay there until the backward pass, which else computes them again."""
+"""Pieces of that size that may be kept for the backward pass instead of computed again."""
 
 
 def sampled_logprobs(
@@ -32,10 +35,10 @@ def sampled_logprobs(
     entropy_gradient: bool = False,
     max_logits: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs (M,) with gradient, and entropies (M,) without, unless it is asked for."""
+    """Return logprobs (M,) with gradient, and entropies (M,) with `entropy_gradient` or without."""
     hidden = sampled_hidden(model, microbatch)
     rows = max(1, (max_logits or _most_logits(hidden)) // model.config.get_text_config().vocab_size)
-    # small enough to keep; on a GPU the fused pieces are faster at any size
+    # small enough to keep; on a GPU the pieces are faster at any size
     if len(hidden) <= rows and not hidden.is_cuda:
         return _head(model, hidden, microbatch.targets, temperature, entropy_gradient)
     head: Any = model.get_output_embeddings()
@@ -58,7 +61,7 @@ def _most_logits(hidden: Tensor) -> int:
 
 
 def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
-    """(M, hidden): the last hidden state before each sampled token, which has read all that precedes it and nothing else."""
+    """Return the last hidden state before each sampled token, (M, hidden)."""
     decoder: Any = model.base_model
     in_model = {"rows": microbatch.predictors} if is_lean(model) else {}
     hidden: Tensor = decoder(
@@ -68,7 +71,7 @@ def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
         use_cache=False,
         **in_model,
     )[0]
-    # a head never sees observations
+    # the head never gets observations
     return hidden[0] if in_model else hidden[0].index_select(0, microbatch.predictors)
 
 
@@ -86,9 +89,11 @@ def _head(
 
 @torch.no_grad()
 def prepare(model: PreTrainedModel) -> None:
-    """Switches `model` to packed rows, with lean layers where those give the same numbers, and compares them with its own forward pass on
-    two short sequences. A model that drops the segments on the way to its attention, or bends its logits after the head, is refused
-    here and not trained wrongly."""
+    """Switch `model` to packed rows, with training layers where they give the same numbers.
+
+    The result is compared with the model's own forward pass on two short sequences. A model that drops
+    the segments on the way to its attention, or changes logits after the head, is refused.
+    """
     ids = (torch.arange(12, device=model.device) * 7 + 3).remainder(model.config.get_text_config().vocab_size)
     lengths = [5, 7]
     alone = [model(input_ids=part.unsqueeze(0), use_cache=False).logits[0] for part in ids.split(lengths)]
@@ -112,6 +117,7 @@ def prepare(model: PreTrainedModel) -> None:
     gap = gap_to_own()
     if not gap < 1e-3:
         raise ConfigError(
-            f"{type(model).__name__} gives other logprobs on packed rows than on its own: they differ by {gap:.3g}, expected below 1e-3. "
-            "Its attention does not take part in packing, or it changes logits after the head; train another architecture."
+            f"{type(model).__name__} gives other logprobs on packed rows than on single ones: they differ by {gap:.3g}, "
+            "expected below 1e-3. Its attention does not support packing, or it changes logits after the head; "
+            "train another architecture."
         )

@@ -1,5 +1,7 @@
-"""From hidden states to logprobs and entropies, piece by piece. Promise: the logits of one piece exist at a time, forward and backward,
-and a backward pass computes them again, unless there is room to keep them all.
+"""From hidden states to logprobs and entropies, piece by piece.
+
+Promise: the logits of one piece exist at a time, forward and backward. The backward pass computes them
+again, unless there is memory to keep them all.
 
     logits = hidden W^T + b     z = logits / temperature     logprob = z[target] - lse(z)     entropy = lse(z) - sum softmax(z) z
 """
@@ -22,8 +24,11 @@ def logprobs_in_pieces(
     rows: int,
     kept: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """hidden (M, width), weight (vocabulary, width), targets (M,): logprobs and entropies, (M,) each, in float32, both with gradient.
-    At most `rows` of them have their logits at once, in pieces of the same size; of `kept` at most they stay until the backward pass."""
+    """Return logprobs and entropies, (M,) each, in float32, both with gradient.
+
+    hidden (M, width), weight (vocabulary, width), targets (M,). Pieces are even and have at most `rows`
+    rows; the logits of up to `kept` rows are kept for the backward pass.
+    """
     rows = -(-len(hidden) // max(1, -(-len(hidden) // rows)))
     keeps = len(hidden) <= kept and torch.is_grad_enabled()
     found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows, keeps)  # type: ignore[no-untyped-call]
@@ -60,10 +65,10 @@ class _Pieces(torch.autograd.Function):
             by_logprob = torch.zeros_like(sums)
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         of_hidden = torch.empty_like(hidden) if wants_hidden else None
-        # a frozen head, as LoRA leaves it, costs nothing
+        # a head that LoRA has frozen needs no gradient
         of_weight = torch.zeros_like(weight) if wants_weight else None
         of_bias = torch.zeros_like(bias) if wants_bias else None
-        kept, ctx.kept = ctx.kept, []  # each is overwritten with its gradient: there is no second time
+        kept, ctx.kept = ctx.kept, []  # each is overwritten with its gradient, so a second backward pass is impossible
         for first in range(0, len(hidden), ctx.rows):
             own = slice(first, first + ctx.rows)
             gradient = _gradients(
@@ -81,7 +86,7 @@ class _Pieces(torch.autograd.Function):
                 of_weight.addmm_(gradient.t(), hidden[own])
             if of_bias is not None:
                 of_bias += gradient.sum(dim=0)
-            del gradient  # before the next piece's logits are there
+            del gradient  # before the next piece's logits are computed
         return of_hidden, of_weight, of_bias, None, None, None, None
 
 
@@ -111,7 +116,7 @@ def _gradients(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """(rows, vocabulary), in the dtype of the logits, which it may overwrite."""
+    """Return (rows, vocabulary) in the dtype of the logits, which may be overwritten."""
     if logits.is_cuda:
         from ludus.models.kernels import head as head_kernels
 

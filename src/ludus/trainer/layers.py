@@ -1,5 +1,7 @@
-"""How a decoder's layers are run for training: compiled, or computed again in the backward pass. Promise: the numbers stay the same, up
-to the rounding of fused operations."""
+"""Layers of a decoder in training: compiled, or with activations computed again in the backward pass.
+
+Promise: the numbers stay the same, up to the rounding of fused operations.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,16 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     for layer in _layers(model, knob="checkpoint_activations"):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        layer.training = True  # Transformers looks at it; the modules inside stay in evaluation, without dropout
+        layer.training = True  # Transformers checks it; the modules inside stay in evaluation mode, without dropout
 
 
 def compile_layers(model: PreTrainedModel) -> None:
-    """One compilation serves all layers and lengths. Attention stays outside: its kernels are compiled already, and a row's segments,
-    which are new in every microbatch, would be taken for constants."""
-    unswap(model)  # lean layers are for those who do without a compiler
+    """Compile the layers; one compilation serves all layers and lengths.
+
+    Attention stays outside: its kernels are compiled already, and a row's segments, which change with
+    every microbatch, would be taken for constants.
+    """
+    unswap(model)  # training layers are the alternative to a compiler
     outside_of_compilation()
     for layer in _layers(model, knob="compile"):
         layer.compile(dynamic=True)
@@ -36,11 +41,11 @@ def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
     layers: Any = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(hasattr(layer, "gradient_checkpointing") for layer in layers):
         raise ConfigError(
-            f"trainer.{knob} is on, but {type(model).__name__} keeps no list of layers that it could be done to; turn it off"
+            f"trainer.{knob} is on, but {type(model).__name__} has no list of decoder layers to apply it to; turn it off"
         )
     return list(layers)
 
 
 def compiles(choice: bool | None, model: PreTrainedModel) -> bool:
-    """Unless somebody says otherwise: on a GPU, where the layers are not lean already."""
+    """Whether to compile: the run file's choice, else on a GPU where we have no training layers for the model."""
     return model.device.type == "cuda" and not is_lean(model) if choice is None else choice

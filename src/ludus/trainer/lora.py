@@ -1,5 +1,7 @@
-"""LoRA through PEFT: a few adapters are trained in place of the weights. Promise: nothing else has a gradient or a memory in the
-optimiser, and whoever reads the policy gets whole weights, under the names they always had.
+"""LoRA through PEFT: adapters are trained in place of the weights.
+
+Promise: nothing else has a gradient or optimiser state. Readers of the policy get merged weights under
+their usual names.
 
     add_adapters(model, LoraConfig(rank=16), seed=0)     y = W x + (alpha / rank) B A x, with B = 0 at first
     merged_tensors(model)                                W + (alpha / rank) B A
@@ -22,18 +24,19 @@ from ludus.models.loading.save import save_model, written_whole
 from ludus.trainer.state import named_tensors
 
 ADAPTER = "default"
-"""PEFT's name for the only one there is."""
+"""PEFT's name of the only adapter."""
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-    """Does nothing at rank 0. `seed` decides the adapters' first values; the model's outputs are at first what they were."""
+    """Add adapters, initialised from `seed`; at first the outputs stay the same. Rank 0 adds none."""
     if not config.rank:
         return
     try:
         import peft
     except ImportError:
         raise ConfigError(
-            f"lora.rank is {config.rank}, but the package peft is not installed; `pip install 'ludus[lora]'`, or set lora.rank = 0"
+            f"lora.rank is {config.rank}, but the package peft is not installed; `pip install 'ludus[lora]'`, "
+            "or set lora.rank = 0"
         ) from None
     settings = peft.LoraConfig(
         r=config.rank,
@@ -60,7 +63,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What `named_tensors` gives for a model without adapters: sums are made in float32 and come in the dtype of the weights."""
+    """Return `named_tensors` of the merged model. Sums are computed in float32, then cast back."""
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if not _of_adapter(name)}
     for prefix, layer in _adapted(model).items():
         down, up = (matrix[ADAPTER].weight.float() for matrix in (layer.lora_A, layer.lora_B))
@@ -71,7 +74,7 @@ def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
-    """The whole model, and beside it the adapters where there are some."""
+    """Write the merged model, and beside it the adapters where there are some."""
     folder = Path(folder)
     if not has_adapters(model):
         return save_model(folder, model=model, tokenizer=tokenizer)
@@ -90,14 +93,14 @@ def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """The last part of the names of the decoder's linear layers, all or those that were asked for."""
+    """Return the last part of the names of the decoder's linear layers: all, or `config.targets`."""
     known = sorted(
         {name.rpartition(".")[2] for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
     )
     for target in config.targets:
         if target not in known:
             raise ConfigError(
-                f"lora.targets names {target!r}, which is no linear layer of this decoder.{nearest(target, known)} "
+                f"lora.targets names {target!r}, which is not a linear layer of this decoder.{nearest(target, known)} "
                 f"Known: {', '.join(known)}; leave it empty for all of them."
             )
     return list(config.targets) or known

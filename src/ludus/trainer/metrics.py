@@ -1,4 +1,4 @@
-"""From values per sampled token to the numbers of a step. Promise: every sampled token of the batch counts the same."""
+"""From values per sampled token to the metrics of a step. Every sampled token of the batch counts the same."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from torch import Tensor
 from ludus.models.transfer import fetched
 
 MAXIMA = ("importance", "logprob_gap")
-"""Diagnostics whose worst token matters as much as the mean."""
+"""Diagnostics whose maximum is reported beside the mean."""
 
 
 def summarise(pieces: Seq[Mapping[str, Tensor]]) -> dict[str, float]:
-    """Means over all tokens of all microbatches, with `NAME_max` for the MAXIMA and the effective sample size, as a share, of the
-    importance weights."""
+    """Return means over all tokens, `NAME_max` for the MAXIMA, and `ess`.
+
+    `ess` is the effective sample size of the importance weights as a share of the tokens.
+    """
     columns = {name: torch.cat([piece[name] for piece in pieces]).float() for name in pieces[0]}
     reduced = {name: values.mean() for name, values in columns.items()}
     reduced |= {f"{name}_max": columns[name].max() for name in MAXIMA if name in columns}

@@ -1,5 +1,8 @@
-"""AdamW, the float32 weights it moves, and its learning rates. Promise: a schedule is a pure function of the step, so a resumed run
-meets the same values; no update is lost to rounding, and no gradient summed, in half precision."""
+"""AdamW, the float32 weights it updates, and its learning rates.
+
+Promise: a schedule is a pure function of the step, so a resumed run has the same values. Updates and
+sums of gradients are in float32, never in half precision.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,15 @@ class Named(Protocol):
 
 
 class Masters:
-    """The weights of `model` that are trained, in float32, by name. In a float32 model they are its own parameters. In half precision
-    they are copies: the model computes in `dtype`, its gradients are summed in float32 as soon as each is whole, and `copy_back` rounds
-    what the optimiser made of the copies into the model. A trained weight takes 18 bytes: 2 to compute with, 4 for the copy, 4 for its
-    gradient, 8 for AdamW's averages; no forward pass casts anything."""
+    """The trained weights of `model` in float32, by name.
+
+    In a float32 model they are its own parameters. In half precision they are copies: the model computes
+    in `dtype`, gradients are summed in float32, and `copy_back` rounds the updated copies into the model.
+    A trained weight takes 18 bytes: 2 in the model, 4 for the copy, 4 for its gradient, 8 for AdamW.
+    """
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
-        """`model` comes in float32 and leaves in `dtype`; buffers, such as rotary frequencies, stay as exact as they were."""
+        """Cast `model` from float32 to `dtype`. Buffers, such as rotary frequencies, stay as they are."""
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._halves: list[nn.Parameter] = []
         self._named = trained
@@ -44,7 +49,7 @@ class Masters:
         return list(self._named.values())
 
     def take_gradients(self) -> None:
-        """What backward passes left with the model is the masters' too."""
+        """Hand the model's gradients to the float32 weights."""
         for half, master in zip(self._halves, self._named.values(), strict=False):
             master.grad = half.grad
 
@@ -60,20 +65,20 @@ class Masters:
 
 
 def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
-    """`model.to(dtype)` would round its buffers too."""
+    """Cast parameters alone; `model.to(dtype)` would round buffers too."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
 
 
 def make_optimizer(model: Named, *, lr: float, betas: tuple[float, float], weight_decay: float) -> AdamW:
-    """Matrices decay; norms, biases and other vectors do not."""
+    """Return AdamW. Weight decay applies to matrices, not to norms, biases and other vectors."""
     parameters = [parameter for _, parameter in model.named_parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = AdamW([group for group in groups if group["params"]], lr=lr, betas=betas, fused=True)
-    # now and not in the first step: memory that is missing is missed before anything has moved
+    # allocated now, so that a shortage of memory shows before the first step
     for parameter in parameters:
         optimizer.state[parameter] = {
             "step": torch.zeros((), device=parameter.device),
@@ -84,12 +89,12 @@ def make_optimizer(model: Named, *, lr: float, betas: tuple[float, float], weigh
 
 
 def warmup(lr: float, *, steps: int) -> Schedule:
-    """lr / steps, 2 lr / steps, ... lr, and then lr for ever."""
+    """Rise linearly to lr over `steps`, then stay."""
     return lambda step: lr * min(1.0, (step + 1) / steps) if steps else lr
 
 
 def warmup_cosine(lr: float, *, warmup_steps: int, steps: int) -> Schedule:
-    """Warm-up, then half a cosine down to 0 after the last of `steps`."""
+    """Warm up, then fall to 0 by half a cosine over the rest of `steps`."""
     rising = warmup(lr, steps=warmup_steps)
 
     def rate(step: int) -> float:

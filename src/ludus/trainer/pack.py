@@ -1,7 +1,9 @@
-"""From sequences to microbatches within a token budget. Promise: deterministic, and every sampled token is predicted exactly once.
+"""From sequences to microbatches within a token budget.
 
-A row holds only what its logprobs need: tokens from the last sampled one on (and the trailing observation) predict nothing. Sequences
-that begin alike, as all attempts of a group do, are neighbours, and what they have in common is computed once:
+Promise: packing is deterministic, and every sampled token is predicted exactly once.
+
+A row ends before its last sampled token: later tokens predict nothing. Sequences with a common prefix,
+such as the attempts of a group, are neighbours, and the prefix is computed once:
 
     prompt a b c | x y        computed: prompt a b c x y z        a trie, one node per token
     prompt a b c | x z        (attention alone sees each sequence whole)
@@ -25,7 +27,10 @@ from ludus.types import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """One packed row of N computed tokens with M sampled tokens to predict. Row position `predictors[m]` predicts token `targets[m]`."""
+    """One packed row of N computed tokens, and M sampled tokens to predict.
+
+    Row position `predictors[m]` predicts token `targets[m]`.
+    """
 
     ids: Tensor  # int64 (1, N)
     positions: Tensor  # int64 (1, N), from 0 in each sequence
@@ -38,7 +43,7 @@ class Microbatch:
 
 
 def row_length(sequence: Sequence) -> int:
-    """Tokens the model must read to predict every sampled token: all before the last sampled one."""
+    """The number of tokens before the last sampled one."""
     sampled = np.flatnonzero(sequence.sampled)
     return int(sampled[-1]) if len(sampled) else 0
 
@@ -48,16 +53,17 @@ def row_ids(sequence: Sequence) -> np.ndarray:
 
 
 def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
-    """Indices per microbatch of rows in lexical order: as few microbatches as the budget allows, the largest as small as it can be then,
-    so that no device is kept busy by a few tokens that were left over.
+    """Return the row indices of each microbatch, rows in lexical order.
 
-    A row above the budget gets a microbatch of its own; one of length 0, none.
+    The number of microbatches is the smallest that the budget allows, and then the largest microbatch is
+    as small as possible, so that no pass is spent on a few remaining tokens. A row above the budget gets
+    a microbatch of its own, a row of length 0 gets none.
     """
     order = sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (_lexical(rows[i]), i))
     lengths = [len(rows[i]) for i in order]
     shared = [0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))][: len(order)]
     best = _filled(lengths, shared, budget=budget)
-    low, high = 0, budget  # `high` is known to do
+    low, high = 0, budget  # `high` is known to suffice
     while high - low > 1:
         middle = (low + high) // 2
         found = _filled(lengths, shared, budget=middle)
@@ -69,7 +75,7 @@ def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
 
 
 def _filled(lengths: Seq[int], shared: Seq[int], *, budget: int) -> list[list[int]]:
-    """Rows in their order, each microbatch filled until the next row's own tokens would exceed the budget."""
+    """Fill microbatches in order until the next row's own tokens would exceed the budget."""
     bins: list[list[int]] = []
     room = 0
     for place, (length, common) in enumerate(zip(lengths, shared, strict=True)):
@@ -88,8 +94,10 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 
 
 def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
-    """For each row the nodes of its tokens, numbered as they appear; a row shares those of what it has in common with the one before.
-    That is a depth-first order, in which a node's descendants come right after it."""
+    """Return the trie node of every token of each row, numbered in depth-first order.
+
+    A row shares the nodes of the prefix that it has in common with the row before it.
+    """
     nodes: list[np.ndarray] = []
     count = 0
     for i, row in enumerate(rows):
@@ -101,11 +109,11 @@ def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
 
 
 def subtree_ends(nodes: Seq[np.ndarray]) -> np.ndarray:
-    """One past the last descendant of each node of `trie(rows)`."""
-    counts = np.maximum.accumulate([int(own[-1]) + 1 for own in nodes])  # nodes seen with each row
+    """Return, for each node of `trie(rows)`, one past its last descendant."""
+    counts = np.maximum.accumulate([int(own[-1]) + 1 for own in nodes])  # nodes up to each row
     ends = np.full(counts[-1], counts[-1])
     for own, following, count in zip(nodes, nodes[1:], counts, strict=False):
-        ends[own[common_prefix(own, following) :]] = count  # the next row leaves these behind
+        ends[own[common_prefix(own, following) :]] = count  # these are not in the next row
     return ends
 
 
@@ -114,7 +122,7 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     rows = [row_ids(sequence) for sequence in sequences]
     nodes = trie(rows)
     spread = np.concatenate(nodes)
-    _, first = np.unique(spread, return_index=True)  # where each node's token stands in the row of whole sequences
+    _, first = np.unique(spread, return_index=True)  # the position of each node's token in the concatenated sequences
     targets = [np.flatnonzero(sequence.sampled) for sequence in sequences]
 
     def tensor(values: np.ndarray, dtype: Any) -> Tensor:

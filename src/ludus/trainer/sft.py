@@ -1,4 +1,4 @@
-"""Behaviour cloning from sequences. An SFT step is a trainer's step with advantage 1 and the log-likelihood as loss, nothing else."""
+"""Behaviour cloning: a trainer's step with advantage 1 and the negative log-likelihood as loss."""
 
 from __future__ import annotations
 
@@ -8,39 +8,52 @@ from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import LoraConfig, SftConfig, TrainerConfig
 from ludus.errors import ConfigError
+from ludus.trainer.local import LocalTrainer
 from ludus.trainer.lora import add_adapters
 from ludus.trainer.optimizer import warmup_cosine
 from ludus.trainer.trainer import Trainer
 from ludus.types import Batch, Sequence, frozen_array
 
 
-def clone(
+def cloning_trainer(
     model: PreTrainedModel,
-    sequences: Seq[Sequence],
     *,
     config: SftConfig,
     trainer: TrainerConfig,
     lora: LoraConfig = LoraConfig(),
     seed: int,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> LocalTrainer:
+    """Return a trainer of `model`, or of adapters on it, whose loss is the negative log-likelihood.
+
+    `trainer` gives everything but the learning rate, which warms up and falls to 0 over `config.steps`.
+    """
+    schedule = warmup_cosine(config.lr, warmup_steps=config.warmup_steps, steps=config.steps)
+    add_adapters(model, lora, seed=seed)
+    return LocalTrainer(model, algorithm_loss=log_likelihood, config=trainer, schedule=schedule, tokenizer=tokenizer)
+
+
+async def clone(
+    trainer: Trainer,
+    sequences: Seq[Sequence],
+    *,
+    config: SftConfig,
+    seed: int,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Trains `model` in place, or adapters that it is given, to say the sampled tokens of `sequences`; returns the last step's metrics.
-    `trainer` gives everything but the learning rate, which warms up and then falls to 0 over `config.steps`."""
+    """Take `config.steps` steps on the sampled tokens of `sequences`; return the last step's metrics."""
     trainable = [sequence for sequence in sequences if sequence.num_sampled]
     if not trainable:
         raise ConfigError(f"nothing to clone: none of the {len(sequences)} sequences has a sampled token")
-    schedule = warmup_cosine(config.lr, warmup_steps=config.warmup_steps, steps=config.steps)
-    add_adapters(model, lora, seed=seed)
-    cloner = Trainer(model, algorithm_loss=log_likelihood, config=trainer, schedule=schedule)
     metrics: dict[str, float] = {}
     batches = cloning_batches(trainable, batch_tokens=config.batch_tokens, seed=seed)
     for step, batch in zip(range(config.steps), batches, strict=False):
-        metrics = cloner.step(batch)
+        metrics = await trainer.step(batch)
         if on_step is not None:
             on_step(step, metrics)
     return metrics
@@ -51,7 +64,10 @@ def log_likelihood(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def cloning_batches(sequences: Seq[Sequence], *, batch_tokens: int, seed: int) -> Iterator[Batch]:
-    """Epochs without end, each in an order of its own that only the seed decides. A batch closes when the next would overfill it."""
+    """Yield batches for ever; the seed alone decides the order within each epoch.
+
+    A batch ends before the sequence that would exceed `batch_tokens`.
+    """
     rng = np.random.default_rng(seed)
     held: list[Sequence] = []
     while True:

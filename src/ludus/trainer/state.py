@@ -1,4 +1,4 @@
-"""What a trainer is, as named tensors: weights, the optimiser's memory, random numbers. Promise: put back, each is bit for bit itself."""
+"""A trainer's state as named tensors: weights, optimiser, random numbers. It is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ludus.trainer.optimizer import Named
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Weights and persistent buffers by name; tied ones once, under their first name."""
+    """Return weights and persistent buffers by name; tied ones once, under their first name."""
     tensors: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict().items():
@@ -29,15 +29,15 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], *, folder: Pat
 
 
 def copy_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, folder: Path) -> None:
-    """Into `own`, all or none."""
+    """Copy all `tensors` into `own`, or none."""
     differing = sorted(
         {name for name, tensor in own.items() if name not in tensors or tensors[name].shape != tensor.shape}
         | (tensors.keys() - own.keys())
     )
     if differing:
         raise CheckpointFailed(
-            f"{folder} holds another model: {len(differing)} of {len(own)} tensors are missing, foreign or of another shape, "
-            f"such as {differing[0]!r}. Resume with the model the run was started with."
+            f"{folder} holds another model: {len(differing)} of {len(own)} tensors are missing, unknown or of another "
+            f"shape, such as {differing[0]!r}. Resume with the model that the run was started with."
         )
     with torch.no_grad():
         for name, tensor in own.items():
@@ -45,7 +45,7 @@ def copy_tensors(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], *, fo
 
 
 def optimizer_tensors(optimizer: AdamW, model: Named) -> dict[str, Tensor]:
-    """The optimiser's memory by parameter name: "exp_avg/model.norm.weight"."""
+    """Return the optimiser's state by parameter name: "exp_avg/model.norm.weight"."""
     return {
         f"{key}/{name}": value
         for name, parameter in model.named_parameters()
@@ -60,7 +60,8 @@ def load_optimizer_tensors(optimizer: AdamW, model: Named, tensors: Mapping[str,
         key, _, name = full_name.partition("/")
         if name not in parameters:
             raise CheckpointFailed(
-                f"the optimiser state of {name!r} has no parameter in this model; resume with the model the run was started with"
+                f"the optimiser state of {name!r} has no parameter in this model; resume with the model that the run "
+                "was started with"
             )
         optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
 

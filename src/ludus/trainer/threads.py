@@ -1,7 +1,8 @@
-"""How many CPU threads a piece of work uses. Promise: the caller's thread gets back the number it had.
+"""The number of CPU threads of a piece of work.
 
-torch keeps this number per thread, and autograd runs a CPU backward pass in the thread that asked for it (measured on torch 2.13), so
-setting it around forward and backward in one thread is enough. A thread that never set it starts with the last value any thread set.
+torch keeps this number per thread, and autograd runs a CPU backward pass in the calling thread (measured
+on torch 2.13), so setting it around both passes in one thread is enough. A thread that never set it
+starts with the last value that any thread set.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """`count` 0 leaves torch's own choice."""
+    """Use `count` threads (0: torch's default), then restore the number from before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

@@ -1,5 +1,8 @@
-"""Versions inside one process. Promise: a fetched version is bit for bit what was published, or an error; the trainer goes on writing
-to its own tensors meanwhile."""
+"""Versions inside one process.
+
+Promise: a fetched version is bit for bit what was published, or an error. The trainer may keep
+writing to its own tensors meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,16 @@ import torch
 from torch import Tensor
 
 from ludus.errors import EngineFailed
-from ludus.weights.checksum import ROW, sums
+
+ROW = 8192
+"""Bytes of a row when a long vector is folded into a table."""
 
 
 class MemoryChannel:
-    """Keeps the newest `keep` versions. Thread-safe: the trainer publishes from its thread, engines fetch from theirs."""
+    """Keeps the newest `keep` versions.
+
+    Thread-safe: the trainer publishes from its thread, engines fetch from theirs.
+    """
 
     def __init__(self, *, keep: int = 4) -> None:
         self._keep = keep
@@ -34,7 +42,7 @@ class MemoryChannel:
                 del self._versions[old]
 
     def fetch(self, version: int) -> Mapping[str, Tensor]:
-        """The snapshot itself, not a copy: copy out of it, never write to it (the next fetch would notice)."""
+        """Return the snapshot itself, not a copy. Never write to it: the next fetch would fail."""
         with self._lock:
             if version not in self._versions:
                 raise EngineFailed(
@@ -44,21 +52,24 @@ class MemoryChannel:
         if changed := [name for buffer in buffers for name in buffer.changed()]:
             more = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise EngineFailed(
-                f"tensor {changed[0]!r}{more} of version {version} is not what was published. Something wrote to it after the publish; "
-                "publish it again."
+                f"tensor {changed[0]!r}{more} of version {version} is not what was published. "
+                "Something wrote to it after the publish; publish it again."
             )
         return MappingProxyType({name: tensor for buffer in buffers for name, tensor in buffer.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Tensors of one dtype and device side by side: copying and checking them takes a few operations, however many they are. One by one,
-    a GPU would be waited for hundreds of times."""
+    """Tensors of one dtype and device in one buffer.
+
+    Copying and checking it takes a few operations. Tensor by tensor, the host would wait for the
+    GPU hundreds of times.
+    """
 
     whole: Tensor
     tensors: Mapping[str, Tensor]
     published: tuple[Tensor, Tensor]
-    """Sums by row and column, see checksum.py."""
+    """Checksums by row and column."""
 
     @classmethod
     def of(cls, sources: Mapping[str, Tensor]) -> _Buffer:
@@ -67,7 +78,7 @@ class _Buffer:
         for name, source in sources.items():
             starts[name] = count
             count += -(-source.numel() // width) * width  # a row is of one tensor
-        # what fills up the rows is checked, and never read
+        # the padding of a row is checked and never read
         whole = torch.empty(count, dtype=first.dtype, device=first.device)
         places = {
             name: whole[starts[name] : starts[name] + source.numel()].view(source.shape)
@@ -75,18 +86,27 @@ class _Buffer:
         }
         with torch.no_grad():
             torch._foreach_copy_(list(places.values()), list(sources.values()))
-        buffer = cls(whole, places, sums(whole))
-        if whole.is_cuda:  # whoever fetches it may use it on another stream
+        buffer = cls(whole, places, _sums(whole))
+        if whole.is_cuda:  # an engine may read it on another stream
             torch.cuda.current_stream(whole.device).synchronize()
         return buffer
 
     def changed(self) -> list[str]:
-        now = sums(self.whole)
+        now = _sums(self.whole)
         if all(torch.equal(a, b) for a, b in zip(now, self.published, strict=True)):
             return []
         rows = set(torch.nonzero(now[0] != self.published[0])[:, 0].tolist())
         found = [name for name, tensor in self.tensors.items() if not rows.isdisjoint(_rows_of(tensor))]
-        return found or list(self.tensors)  # moved within a row: only columns tell
+        return found or list(self.tensors)  # values moved within a row: only the column sums differ
+
+
+def _sums(flat: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of a vector's bits by row and by column, as wrapping 64-bit integers.
+
+    A value that changes or moves changes at least one of them.
+    """
+    table = flat.view(torch.int64).view(-1, ROW // 8)
+    return table.sum(dim=1), table.sum(dim=0)
 
 
 def _rows_of(tensor: Tensor) -> range:

@@ -1,339 +1,248 @@
-"""Sessions in processes of their own: environments, chat and play are there, engine, trainer and loop are here. Promise: what is played is
-what would be played here; a process that dies ends the run by name, and none outlives it.
+"""Sessions in rollout processes. Environments, chat and play are there; engine, trainer and loop are here.
 
-    here: order ──▶ play a group ──▶ its trajectories, one by one      there: launch/placement/process_main.py
-          speak ◀── a conversation, what is said ──▶
+Promise: the trajectories are those that this process would play. A process that ends early ends the run
+with its name and the cause, and none outlives the run.
 
-In one process they share the interpreter's lock, and a few hundred sessions keep a GPU waiting. Everything is told by messages, those of
-one turn of the event loop together.
+    here: play(order) ──▶ a group, trajectory by trajectory        there: process_main.py
+          generate    ◀── a turn's prompt
+
+In one process they share the interpreter's lock, and a few hundred sessions keep a GPU waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import os
-import pickle
-import socket
 import sys
-from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
-from ludus import errors
-from ludus.config import RunConfig
+from ludus.engines.engine import Engine
+from ludus.engines.linked import Generate, engine_handlers
 from ludus.environments.registry import search_path
 from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
-from ludus.launch.placement.pipe import Pipe
-from ludus.processes.child import how_ended
-from ludus.processes.supervisor import Supervisor
-from ludus.rollout.group import OnTrajectory, Order, assembled
-from ludus.rollout.speaker import Speaker, Words
-from ludus.types import Completion, Group, Sampling, Trajectory
+from ludus.launch.context import ModelContext
+from ludus.launch.environments import address_of_workers
+from ludus.launch.placement.here import Here
+from ludus.processes.supervisor import Process, Supervisor, how_ended
+from ludus.rollout.player import OnTrajectory, Player, PlayerStats, assembled, ignore
+from ludus.types import Completion, Group, Order, Trajectory
+from ludus.wire.codec import Record
+from ludus.wire.connection import Handler
 
 STOP_S = 20.0
-"""From the word to end until it is killed: sandboxes take their time to close."""
-LAST_WORDS_S = 1.0
-"""For what a process that is gone has still sent."""
-NOBODY: Any = None
-"""In place of a session, which is elsewhere: who speaks in training does without it."""
-
-# ------------------------------------------------------------------------------------------------ messages
+"""From the request to end until a process is killed: sandboxes take their time to close."""
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """All that a process has to know of the run."""
+class Setup(Record, frozen=True):
+    """What a rollout process must know of the run."""
 
-    config: RunConfig
-    folder: Path
+    config: dict[str, Any]
+    folder: str
     model_folder: str
-    """Whose tokenizer it is."""
-    max_turns: Mapping[str, int]
-    workers: tuple[str, str] | None
-    """URL and token of the controller that the run has started."""
+    """The folder of the tokenizer."""
+    max_turns: dict[str, int] = {}
+    workers: tuple[str, str] | None = None
+    """URL and access token of the controller that the run has started."""
 
 
-class Ready(NamedTuple):
-    pass
-
-
-class Failed(NamedTuple):
-    """It could not begin, or, with a number, what was asked for cannot be said. A `kind` of ours, or a fault of our own code."""
-
-    kind: str
-    text: str
-    number: int = -1
-
-    @classmethod
-    def of(cls, error: LudusError, *, number: int = -1) -> Failed:
-        return cls(type(error).__name__, str(error), number)
-
-    def error(self) -> Exception:
-        kind = getattr(errors, self.kind, LudusError) if self.kind else RuntimeError
-        error: Exception = kind(self.text)
-        return error
-
-
-class Play(NamedTuple):
-    """Numbered, because a group may be cancelled and then played again."""
+class Play(Record, frozen=True):
+    """The number tells a group that was cancelled from the same group played again."""
 
     number: int
     order: Order
 
 
-class Cancel(NamedTuple):
-    number: int
-
-
-class Played(NamedTuple):
+class Played(Record, frozen=True):
     number: int
     trajectory: Trajectory
 
 
-class Over(NamedTuple):
-    """All of the group was played; unless something ended it that is no session's own failure."""
+class Processes(Here):
+    """Engine and trainer in this process, players beside it."""
 
-    number: int
-    failed: Failed | None = None
-
-
-class Speak(NamedTuple):
-    number: int
-    ids: bytes
-    sampling: Sampling
-    session_id: str
-    words: Words
-
-
-class Said(NamedTuple):
-    number: int
-    completion: Completion
-
-
-class Hush(NamedTuple):
-    """Nobody waits for this answer any more."""
-
-    number: int
-
-
-class Release(NamedTuple):
-    session_id: str
-
-
-class Doing(NamedTuple):
-    """What its sessions have spent their time on, and which have waited longest."""
-
-    spent: Mapping[str, float]
-    longest: list[str]
-
-
-class End(NamedTuple):
-    pass
-
-
-@contextmanager
-def sendable(what: str) -> Iterator[None]:
-    """Names what cannot be pickled."""
-    try:
-        yield
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        raise EnvironmentFailed(
-            f"{what} cannot be sent between the run and the process that plays its sessions: {describe(error)}. Make it plain data, or "
-            "play them in the run's own process (pipeline.session_processes = 0)"
-        ) from error
-
-
-# ------------------------------------------------------------------------------------------------ this side
-
-
-@dataclass(slots=True)
-class _Playing:
-    on_trajectory: OnTrajectory
-    over: asyncio.Future[None]
-    played: list[Trajectory] = field(default_factory=list)
-
-
-class SessionsApart:
-    """A GroupPlayer with processes; each group is played whole by one of them."""
-
-    def __init__(self, processes: Iterable[_Process], *, keeper: Supervisor) -> None:
-        self._processes, self._keeper = list(processes), keeper
+    def __init__(self, context: ModelContext, *, processes: Sequence[RolloutProcess], supervisor: Supervisor) -> None:
+        super().__init__(context)
+        self._processes, self._supervisor = processes, supervisor
 
     @classmethod
-    async def start(cls, setup: Setup, *, num: int) -> Self:
-        """They begin while the run goes on, which may have a model to load."""
-        keeper = Supervisor()
-        return cls([await _Process.start(setup, keeper=keeper) for _ in range(num)], keeper=keeper)
+    async def start(cls, context: ModelContext, *, folder: Path, num: int) -> Self:
+        """Start the processes. They load their environments while the run loads its models."""
+        setup = Setup(
+            config=context.config.model_dump(mode="json", exclude_none=True),
+            folder=str(folder),
+            model_folder=context.model_folder,
+            max_turns=context.max_turns,
+            workers=address_of_workers(context.client),
+        )
+        supervisor = Supervisor()
+        processes = [await RolloutProcess.start(setup, supervisor=supervisor) for _ in range(num)]
+        return cls(context, processes=processes, supervisor=supervisor)
 
-    async def ready(self, speaker: Speaker) -> None:
-        """All have begun. `speaker`: who speaks in their sessions, from here."""
-        for process in self._processes:
-            process.speaker = speaker
-        await asyncio.gather(*(asyncio.shield(process.ready) for process in self._processes))
-
-    def spent(self) -> dict[str, float]:
-        total: Counter[str] = Counter()
-        for process in self._processes:
-            total.update(process.doing.spent)
-        return dict(total)
-
-    def longest(self) -> list[str]:
-        return [text for process in self._processes for text in process.doing.longest]
-
-    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
-        process = min(self._processes, key=lambda each: len(each.playing))
-        return await process.play(order, on_trajectory=on_trajectory)
+    async def player(self, engine: Engine) -> Player:
+        return await ProcessPlayer.ready(self._processes, engine=engine)
 
     async def close(self) -> None:
         await asyncio.gather(*(process.stop() for process in self._processes))
-        self._keeper.close()
+        self._supervisor.close()
+        await super().close()
 
 
-class _Process:
-    def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, keeper: Supervisor) -> None:
-        self._process, self._pipe, self._keeper = process, pipe, keeper
-        keeper.add(process.pid)
-        self.speaker: Speaker | None = None
-        self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # heard, though the run may have ended before it asks
-        self.ready.add_done_callback(lambda ready: ready.exception())
-        self.playing: dict[int, _Playing] = {}
-        self._numbers = itertools.count()
-        self.doing = Doing({}, [])
-        self._speaking: dict[int, asyncio.Task[Completion]] = {}
-        self._releasing: set[asyncio.Future[None]] = set()
-        self._fault: BaseException | None = None
-        self._reading = asyncio.create_task(self._read())
-        self._watching = asyncio.create_task(self._watch())
+class ProcessPlayer:
+    """Each group is played whole by the process that plays the fewest."""
+
+    def __init__(self, processes: Sequence[RolloutProcess]) -> None:
+        self._processes = processes
 
     @classmethod
-    async def start(cls, setup: Setup, *, keeper: Supervisor) -> Self:
-        ours, theirs = socket.socketpair()
-        pipe = await Pipe.over(ours)
-        with theirs:
-            with sendable("the run file"):
-                pipe.send(setup)
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "ludus.launch.placement.process_main", str(theirs.fileno()), pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": search_path()},
-                start_new_session=True,  # a Ctrl-C is for the run, which finishes its step with these still here
-            )  # fmt: skip
-        return cls(process, pipe, keeper=keeper)
+    async def ready(cls, processes: Sequence[RolloutProcess], *, engine: Engine) -> Self:
+        for process in processes:
+            process.engine = engine
+        await asyncio.gather(*(process.or_fault(asyncio.shield(process.set_up)) for process in processes))
+        return cls(processes)
+
+    async def play(self, order: Order, *, on_trajectory: OnTrajectory = ignore) -> Group:
+        process = min(self._processes, key=lambda each: len(each.playing))
+        return await process.play(order, on_trajectory=on_trajectory)
+
+    def stats(self) -> PlayerStats:
+        spent: Counter[str] = Counter()
+        for process in self._processes:
+            spent.update(process.stats.spent)
+        return PlayerStats(dict(spent), tuple(text for process in self._processes for text in process.stats.longest))
+
+    async def ended(self) -> None:
+        done, _ = await asyncio.wait(
+            [process.fault for process in self._processes], return_when=asyncio.FIRST_COMPLETED
+        )
+        done.pop().result()
+
+    async def close(self) -> None:
+        """The placement ends the processes."""
+
+
+class _Playing(NamedTuple):
+    on_trajectory: OnTrajectory
+    trajectories: list[Trajectory]
+
+
+class RolloutProcess:
+    """One process, as the run sees it."""
+
+    def __init__(self, setup: Setup, *, supervisor: Supervisor) -> None:
+        self.engine: Engine | None = None
+        self.playing: dict[int, _Playing] = {}
+        self.stats = PlayerStats({}, ())
+        self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception that ends this process for the run."""
+        self.fault.add_done_callback(lambda fault: fault.cancelled() or fault.exception())
+        self._setup, self._numbers = setup, itertools.count()
+        handlers = engine_handlers(self._engine)
+        self.process = Process(
+            supervisor,
+            name="a rollout process",
+            command=(sys.executable, "-m", "ludus.launch.placement.process_main"),
+            environ={"PYTHONPATH": search_path()},
+            handlers={
+                **handlers,
+                "generate": Handler(Generate, lambda request: self._generate(handlers["generate"].function(request))),
+                "played": Handler(Played, self._played),
+                "stats": Handler(PlayerStats, self._note),
+            },
+        )
+
+    @classmethod
+    async def start(cls, setup: Setup, *, supervisor: Supervisor) -> Self:
+        rollout = cls(setup, supervisor=supervisor)
+        await rollout.process.start()
+        rollout.set_up = asyncio.create_task(rollout._call("setup", setup, what="the run file"))
+        rollout.set_up.add_done_callback(lambda done: done.cancelled() or done.exception())
+        rollout._watching = asyncio.create_task(rollout._watch())
+        return rollout
+
+    set_up: asyncio.Task[None]
+    _watching: asyncio.Task[None]
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
-        if self._fault is not None:
-            raise self._fault
-        number, playing = next(self._numbers), _Playing(on_trajectory, asyncio.get_running_loop().create_future())
+        number, playing = next(self._numbers), _Playing(on_trajectory, [])
         self.playing[number] = playing
         try:
-            with sendable(f"task {order.task.id}"):
-                self._pipe.send(Play(number, order))
-            await playing.over
-        except asyncio.CancelledError:
-            self._pipe.send(Cancel(number))
-            raise
+            await self.or_fault(self._call("play", Play(number, order), what=f"task {order.task.id}"))
         finally:
             del self.playing[number]
-        return assembled(order, playing.played)
+        return assembled(order, playing.trajectories)
 
     async def stop(self) -> None:
-        self._pipe.send(End())
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STOP_S if self.ready.done() else 0):  # else it has nothing to close yet
-                await self._process.wait()
-        self._keeper.kill(self._process.pid)  # it, or what it has started and left
         self._watching.cancel()
-        self._reading.cancel()
-        self._break(WorkerLost(f"process {self._process.pid}, which plays sessions of this run, was closed"))
-        left: list[asyncio.Future[Any]] = [*self._speaking.values(), *self._releasing]
-        for task in left:
+        # a process that is not set up has nothing to close yet
+        await self.process.stop(grace_s=STOP_S if self.set_up.done() else 0.0)
+        self.set_up.cancel()
+        self._break(WorkerLost("the rollout process was closed"))
+
+    async def or_fault(self, work: Awaitable[T]) -> T:
+        """The result of `work`, or this process's fault where that comes first or is the cause."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait([task, self.fault], return_when=asyncio.FIRST_COMPLETED)
+            lost = task.done() and isinstance(task.exception(), WorkerLost)
+            if self.fault.done() or lost:
+                await self.fault  # says more than "the connection ended"
+            return task.result()
+        finally:
             task.cancel()
-        self._pipe.abort()
-        await self._process.wait()
+
+    async def _call(self, name: str, body: Record, *, what: str) -> None:
+        assert self.process.connection is not None
+        try:
+            await self.process.connection.call(name, body, cancel=True)
+        except TypeError as error:
+            raise EnvironmentFailed(not_plain(what, error)) from error
 
     async def _watch(self) -> None:
-        """Not by the end of its messages: what an environment has forked holds the other end open too."""
-        code = await self._process.wait()
-        self._keeper.kill(self._process.pid)  # what it has started
-        await asyncio.wait([self._reading], timeout=LAST_WORDS_S)
+        code = await self.process.wait()
         self._break(
             WorkerLost(
-                f"process {self._process.pid}, which plays sessions of this run, {how_ended(code)}; {len(self.playing)} groups were being "
-                "played. What it said last is above. The run goes on from its last checkpoint with --resume; with "
-                "pipeline.session_processes = 0 sessions are played in the run's own process, with environments.NAME.at = 'workers' in "
-                "others that may die"
+                f"rollout process {self.process.pid} {how_ended(code)} while it played {len(self.playing)} groups; "
+                "its output is above. Continue from the last checkpoint with --resume. With "
+                "pipeline.session_processes = 0 sessions are played in the run's own process; with "
+                "environments.NAME.at = 'workers' they are played in processes that may die"
             )
         )
 
-    async def _read(self) -> None:
+    async def _generate(self, generation: Awaitable[Completion]) -> Completion:
         try:
-            while True:
-                for message in await self._pipe.receive():
-                    self._take(message)
-        except EOFError:
-            return  # `_watch` says why
+            return await generation
         except Exception as error:
-            self._break(error)  # a message that cannot be read, a recorder that cannot record: not to be lost in a task
+            if not isinstance(error, LudusError):
+                self._break(error)  # a bug in this process, not a failure of the session
+            raise
 
-    def _take(self, message: Any) -> None:
-        match message:
-            case Speak():
-                self._speak(message)
-            case Release(session_id):
-                assert self.speaker is not None, "nothing is played before somebody can speak"
-                releasing = asyncio.ensure_future(self.speaker.release(session_id))
-                self._releasing.add(releasing)
-                releasing.add_done_callback(self._releasing.discard)
-            case Hush(number):
-                if (speaking := self._speaking.get(number)) is not None:
-                    speaking.cancel()
-            case Played(number, trajectory):
-                if (playing := self.playing.get(number)) is not None:  # else it was cancelled meanwhile
-                    playing.played.append(trajectory)
-                    playing.on_trajectory(trajectory)
-            case Over(number, failed):
-                if (playing := self.playing.get(number)) is not None and not playing.over.done():
-                    playing.over.set_exception(failed.error()) if failed else playing.over.set_result(None)
-            case Doing():
-                self.doing = message
-            case Ready():
-                self.ready.set_result(None)
-            case Failed():
-                self._break(message.error())
-
-    def _speak(self, asked: Speak) -> None:
-        ids = array("I")
-        ids.frombytes(asked.ids)
-        assert self.speaker is not None, "nothing is played before somebody can speak"
-        said = self.speaker.speak(
-            ids, sampling=asked.sampling, session_id=asked.session_id, session=NOBODY, words=asked.words
-        )
-        speaking = asyncio.ensure_future(said)
-        self._speaking[asked.number] = speaking
-        speaking.add_done_callback(partial(self._answer, asked.number))
-
-    def _answer(self, number: int, speaking: asyncio.Task[Completion]) -> None:
-        del self._speaking[number]
-        if speaking.cancelled():
+    def _played(self, played: Played) -> None:
+        if (playing := self.playing.get(played.number)) is None:  # it was cancelled meanwhile
             return
-        error = speaking.exception()
-        if error is None:
-            self._pipe.send(Said(number, speaking.result()))
-        elif isinstance(error, LudusError):
-            self._pipe.send(Failed.of(error, number=number))
-        else:
+        playing.trajectories.append(played.trajectory)
+        try:
+            playing.on_trajectory(played.trajectory)
+        except Exception as error:  # noqa: BLE001 - a recorder that cannot record must end the run
             self._break(error)
 
+    def _note(self, stats: PlayerStats) -> None:
+        self.stats = stats
+
+    def _engine(self) -> Engine:
+        assert self.engine is not None, "nothing is played before there is an engine"
+        return self.engine
+
     def _break(self, fault: BaseException) -> None:
-        """Nothing more comes of this process: whoever waits for it hears why."""
-        self._fault = self._fault or fault
-        for waiting in (self.ready, *(playing.over for playing in self.playing.values())):
-            if not waiting.done():
-                waiting.set_exception(fault)
+        if not self.fault.done():
+            self.fault.set_exception(fault)
+
+
+def not_plain(what: str, error: Exception) -> str:
+    return (
+        f"{what} cannot be sent between the run and its rollout process: {describe(error)}. Make it plain data, or "
+        "play sessions in the run's own process (pipeline.session_processes = 0)"
+    )

@@ -29,16 +29,14 @@ from transformers import PreTrainedTokenizerBase
 
 from ludus.config import RunConfig
 from ludus.controller.service.access import is_loopback
-from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.engine import Engine
 from ludus.engines.http import KEY
 from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
 from ludus.launch.context import make_chat
-from ludus.launch.devices import devices_of, engine_config
-from ludus.models.loading.load import load_model, load_tokenizer, resolve_dtype
+from ludus.launch.engines import make_engine
+from ludus.models.loading.load import load_tokenizer
 from ludus.rollout.chat import Chat
 from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
-from ludus.weights.memory import MemoryChannel
 
 MAX_TOKENS = 256
 """Sampled when a request does not say."""
@@ -169,29 +167,24 @@ class Endpoint:
 
 
 def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
-    """`ludus serve engine`: the run file's model, until it is stopped."""
+    """`ludus serve engine`: serve the run file's model until it is stopped."""
     if config.engine.kind != "embedded":
-        raise ConfigError(f"engine.kind is {config.engine.kind!r}; it is the embedded engine that is served here")
+        raise ConfigError(f"engine.kind is {config.engine.kind!r}; `ludus serve engine` serves the embedded engine")
     key = os.environ.get(KEY, "")
     if not key and not is_loopback(host):
         raise ConfigError(
-            f"the endpoint would listen on {host} for everybody; set {KEY} here and where it is called from, or listen on 127.0.0.1"
+            f"the endpoint would listen on {host} without authentication; set {KEY} here and for its clients, "
+            "or listen on 127.0.0.1"
         )
-    devices = devices_of(config)
-    device = devices.engine
-    folder = config.model.name
+    folder, max_tokens = config.model.name, config.rollout.max_tokens
     if folder == "tiny":
-        raise ConfigError(
-            "model.name is 'tiny', which has no weights of its own; name a run's export folder, or another model"
-        )
+        raise ConfigError("model.name is 'tiny', which has no weights; name a run's export folder, or another model")
     listener = _bound(host, port)
     tokenizer = load_tokenizer(folder)
-    model = load_model(folder, device=device, dtype=resolve_dtype(config.model.dtype, device=device))
-    chat = make_chat(config, tokenizer)
-    max_tokens = config.rollout.max_tokens
-    alone = engine_config(config, devices=devices, trains=False)
-    engine = EmbeddedEngine(model, channel=MemoryChannel(), config=alone, max_tokens=max_tokens)
-    endpoint = Endpoint(engine, chat=chat, tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens)
+    engine = make_engine(config, model_folder=folder, trains=False)
+    endpoint = Endpoint(
+        engine, chat=make_chat(config, tokenizer), tokenizer=tokenizer, name=Path(folder).name, max_tokens=max_tokens
+    )
     print(f"Serving {Path(folder).name} at http://{host}:{listener.getsockname()[1]}/v1", flush=True)
     server = uvicorn.Server(uvicorn.Config(make_app(endpoint, key=key), log_level="warning"))
     asyncio.run(server.serve(sockets=[listener]))

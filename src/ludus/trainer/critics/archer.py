@@ -1,13 +1,14 @@
-"""ArCHer's critic (2402.19446) for a trainer: turns become features, features a replay, and the double critic says what a turn was worth.
+"""ArCHer's critic (2402.19446): turns become features in a replay buffer, and a double critic values them.
 
     state    hidden state before the turn's first sampled token
-    action   hidden state before its last sampled token, and that token's embedding: together they have read the whole action
+    action   hidden state before its last sampled token, and that token's embedding
 
-Both by the model that the run started with, frozen: what lies in the replay stays comparable, and is encoded once. The critic sees them
-on the scale of the replay as it is now, which needs no memory of its own. Differs from the paper: there the encoder (RoBERTa) is trained
-too, which would have every update encode its turns anew; V learns from the actions just played, not from fresh samples at replayed
-states, and so does the policy. The last turn of a session is terminal, also where a limit cut it. As in the paper, the critic may learn
-alone at first (`critic.warmup`), and a baseline per token may be taken off (`critic.baseline`).
+Both come from the frozen model that the run started with, so that replayed features stay comparable and
+are computed once. They are normalised with the statistics of the present replay. Differs from the paper:
+there the encoder (RoBERTa) is trained too, so that every update encodes its turns again; V and the policy
+learn from the actions just played, not from new samples at replayed states. The last turn of a session is
+terminal, also where a limit cut it. As in the paper, the critic may learn alone at first
+(`critic.warmup`), and a baseline per token may be subtracted (`critic.baseline`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ COLUMNS = ("states", "actions", "rewards", "nexts", "done")
 
 
 class Archer:
-    """Owns `encoder` from here on."""
+    """Takes over `encoder`. Trains when it is asked for values."""
 
     def __init__(
         self,
@@ -70,11 +71,10 @@ class Archer:
 
     @property
     def alone(self) -> int:
-        """Steps at the start of a run that are its own."""
         return self._config.warmup
 
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
-        """Puts the turns into the replay, learns `critic.steps` times, and says of every sampled token what its turn was worth."""
+        """Add the turns to the replay, learn `critic.steps` times, return the advantage of each token's turn."""
         features = self._features(trajectories)
         found = [_turns(t, *own) for t, own in zip(trajectories, features, strict=True)]
         fresh = Turns.none(
@@ -97,7 +97,7 @@ class Archer:
         return [fetched(own).numpy().astype(np.float64) for own in by_token]
 
     def _without_baseline(self, baseline: TokenBaseline, worth: Seq[Tensor], hidden: Seq[Tensor]) -> list[Tensor]:
-        """It is asked first and learns then: what it says of a token must not know how that token turned out."""
+        """Subtract the baseline, which learns afterwards: it must not know how a token turned out."""
         whole, states = torch.cat([*worth]), torch.cat([*hidden])
         guesses = baseline.guess(states)
         loss = baseline.learn(states, whole, steps=self._config.steps)
@@ -114,12 +114,12 @@ class Archer:
         self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(replay))}
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """It has learnt already, when it was asked; here it tells."""
+        """Return the metrics of the updates that `values` made."""
         return self._metrics
 
     @torch.no_grad()
     def _features(self, trajectories: Seq[Trajectory]) -> list[tuple[Tensor, Tensor]]:
-        """Of each trajectory's sampled tokens: the hidden states before them, and their embeddings, (M, hidden) each."""
+        """Return, per trajectory, the hidden states before its sampled tokens and their embeddings, (M, hidden) each."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
         hidden = by_sequence(sequences, self._hidden, budget=self._budget)
@@ -155,7 +155,8 @@ class Archer:
             guesses = [checkpoint.tensors(name) for name in (BASELINE, BASELINE_OPTIMIZER) if self.baseline is not None]
         except OSError:
             raise CheckpointFailed(
-                f"{checkpoint.folder} holds no critic of ArCHer's, or no baseline of it. Resume with the settings the run was started with."
+                f"{checkpoint.folder} holds no ArCHer critic, or no baseline of it. "
+                "Resume with the settings that the run was started with."
             ) from None
         load_weights(self.critic.networks, networks, folder=checkpoint.folder)
         load_weights(self.critic.targets, targets, folder=checkpoint.folder)
@@ -168,7 +169,7 @@ class Archer:
 
 
 def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, np.ndarray]:
-    """The turns that sampled anything, and which of them each sampled token belongs to."""
+    """Return the turns with sampled tokens, and the turn of each sampled token."""
     named = np.concatenate([np.zeros(0, np.int32), *(s.turns[s.sampled] for s in trajectory.sequences)])
     if not len(named):
         return Turns.none(state=hidden.shape[1], action=2 * hidden.shape[1], device=hidden.device), named.astype(

@@ -1,12 +1,13 @@
-"""ArCHer's utterance-level critic (2402.19446) over feature vectors: two Qs, two Vs, a target copy of each. It knows no text.
+"""ArCHer's utterance-level critic (2402.19446) over feature vectors: two Qs, two Vs, a target copy of each.
 
-    Q_j(s, a)  ->  rho + gamma (1 - done) Vbar_j(s')         turns of the replay, whoever played them and when
-    V_j(s)     ->  Qbar_j(s, a'),  a' of the current policy  turns just played: the replay's actions are an older policy's
+    Q_j(s, a)  ->  rho + gamma (1 - done) Vbar_j(s')         turns of the replay, of any policy
+    V_j(s)     ->  Qbar_j(s, a'),  a' of the current policy  turns just played
     bar        ->  (1 - rate) bar + rate (its network)       after every update
     A(s, a)    =   min_j Q_j(s, a) - min_j V_j(s)
 
-Networks end in 0, so that a new critic finds every action alike. Features are brought to one scale first (`Scale`): what a language model
-has to say of a turn is a ripple on what it says of every turn, and a network that is given both learns little but the mean return.
+The last layers start at 0, so that a new critic values all actions alike. Features are normalised first
+(`Scale`): what distinguishes turns is small beside what all turns have in common, and without it a network
+learns little but the mean return.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ HIDDEN = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turns:
-    """N turns as features: what was seen, what was said, what it earned, what was seen next."""
+    """N turns as features: state, action, reward, next state."""
 
     states: Tensor  # float32 (N, S)
     actions: Tensor  # float32 (N, A)
     rewards: Tensor  # float32 (N,)
-    nexts: Tensor  # float32 (N, S), nothing where done
+    nexts: Tensor  # float32 (N, S), unused where done
     done: Tensor  # float32 (N,): 1 for the last turn of a session
 
     def __len__(self) -> int:
@@ -39,7 +40,7 @@ class Turns:
         return Turns(*(getattr(self, field.name)[places] for field in fields(self)))
 
     def followed_by(self, others: Turns, *, most: int) -> Turns:
-        """The newest `most` of both."""
+        """Return the newest `most` of both."""
         both = (torch.cat([getattr(self, field.name), getattr(others, field.name)]) for field in fields(self))
         return Turns(*(column[-most:] for column in both))
 
@@ -51,8 +52,7 @@ class Turns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """Takes off what all turns have in common, feature by feature, and brings what is left to a deviation of 1. States and actions have
-    each their own: a hidden state before an action's last token mostly says that the action ends here."""
+    """Normalises features to mean 0 and deviation 1; states and actions have separate statistics."""
 
     states: tuple[Tensor, Tensor]  # (S,) mean and deviation
     actions: tuple[Tensor, Tensor]  # (A,)
@@ -69,7 +69,7 @@ class Scale:
             states=self.state(turns.states),
             actions=_scaled(turns.actions, self.actions),
             rewards=turns.rewards,
-            nexts=self.state(turns.nexts),  # where done nobody reads it
+            nexts=self.state(turns.nexts),  # unused where done
             done=turns.done,
         )
 
@@ -96,7 +96,7 @@ class DoubleCritic:
         self.updates = 0
 
     def learn(self, replay: Turns, fresh: Turns, *, batch: int) -> tuple[float, float]:
-        """One update on `batch` turns of each; which ones, the seed and the number of updates so far decide. Returns both losses."""
+        """Update once on `batch` turns of each, drawn by the seed and the number of updates; return both losses."""
         rng = np.random.default_rng([self._seed, self.updates])
         old, new = (_drawn(turns, batch, rng) for turns in (replay, fresh))
         with torch.no_grad():
@@ -133,8 +133,10 @@ class DoubleCritic:
 
 
 class TokenBaseline:
-    """ArCHer's baseline of the policy: what a turn will be worth, guessed before each of its tokens from what precedes it. Taken off the
-    turn's advantage it changes no mean gradient, because it never saw the token, and leaves nothing for what was certain before it."""
+    """ArCHer's baseline: an estimate of a turn's advantage before each of its tokens.
+
+    Subtracting it changes no mean gradient, because it never saw the token.
+    """
 
     def __init__(self, *, state: int, lr: float, seed: int, device: torch.device | str = "cpu") -> None:
         with torch.random.fork_rng(devices=[]):
@@ -148,7 +150,7 @@ class TokenBaseline:
         return self._guess(states)
 
     def learn(self, states: Tensor, worth: Tensor, *, steps: int) -> float:
-        """From tokens that it has been asked about; returns the loss before the first of the steps."""
+        """Learn from tokens that `guess` has seen; return the loss before the first step."""
         losses = []
         for _ in range(steps):
             loss = ((self._guess(states) - worth) ** 2).mean()
@@ -171,7 +173,7 @@ def _network(size: int) -> nn.Sequential:
 
 
 ROUNDING = 0.01
-"""Of a feature's size: a deviation below it is as likely to be the rounding of bfloat16, and is not blown up."""
+"""Deviations below this share of a feature's size may be rounding of bfloat16 and are not scaled up."""
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:

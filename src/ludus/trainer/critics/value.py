@@ -1,9 +1,9 @@
-"""The critic: what is still to come, guessed at every sampled token from what precedes it. Its loss never moves the policy.
+"""A critic that estimates the return at every sampled token. Its loss never changes the policy.
 
-    head     a linear layer on the policy's own last hidden states, which it reads and does not change
-    model    a model of the policy's architecture, begun with the policy's first weights, and the same layer on top
+    head     a linear layer on the policy's last hidden states, which it reads and does not change
+    model    a model of the policy's architecture, initialised with its first weights, and the same layer
 
-Both start at 0 and have an optimiser of their own. loss = 1/2 max((v - R)^2, (v_old + clip(v - v_old) - R)^2)   (PPO, 1707.06347)
+Both start at 0 and have their own optimiser. loss = 1/2 max((v - R)^2, (v_old + clip(v - v_old) - R)^2)   (PPO, 1707.06347)
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CRITIC, OPTIMIZER = "critic", "critic_optimizer"
 Targets = dict[str, Tensor]
 
 
-class Critic:
-    """Reads `policy`, or owns `model` from here on. Forward passes run in the dtype the model came in, the layer in float32."""
+class ValueCritic:
+    """Reads `policy`, or takes over `model`. Forward passes use the model's dtype, the layer float32."""
 
     def __init__(
         self,
@@ -60,19 +60,17 @@ class Critic:
 
     @property
     def alone(self) -> int:
-        """Steps at the start of a run that are its own."""
         return self._config.warmup
 
     @torch.no_grad()
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
-        """Of each trajectory, the value before every sampled token (M,)."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         found = by_sequence(sequences, lambda part: fetched(self._values(self._hidden(part))), budget=self._budget)
         each = iter(own.numpy().astype(np.float64) for own in found)
         return [np.concatenate([np.zeros(0), *(next(each) for _ in t.sequences)]) for t in trajectories]
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """`critic.steps` optimiser steps on the returns in the batch. One that is not finite is not taken, and stops the run."""
+        """Take `critic.steps` optimiser steps on the batch's returns. A step that is not finite raises."""
         sequences = batch.sequences
         read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None  # same in every pass
         metrics: dict[str, float] = {}
@@ -89,7 +87,7 @@ class Critic:
         return metrics | {"critic_explained": explained([_targets(sequences, device=self._model.device)])}
 
     def _pass(self, sequences: Seq[Sequence], read: Seq[Tensor] | None) -> tuple[float, float]:
-        """Fresh gradients of the whole batch, scaled down to the trainer's greatest norm. `read`: hidden states, where they are known."""
+        """Compute clipped gradients of the whole batch; return loss and norm. `read`: known hidden states."""
         self._optimizer.zero_grad()
         total = torch.zeros((), device=self._model.device)
         for indices in pack([row_ids(sequence) for sequence in sequences], budget=self._budget.tokens):
@@ -124,15 +122,15 @@ class Critic:
             weights, memory = checkpoint.tensors(CRITIC), checkpoint.tensors(OPTIMIZER)
         except OSError:
             raise CheckpointFailed(
-                f"{checkpoint.folder} holds no critic, but critic.kind is {self._config.kind!r}. Resume with the settings the run was "
-                "started with."
+                f"{checkpoint.folder} holds no critic, but critic.kind is {self._config.kind!r}. "
+                "Resume with the settings that the run was started with."
             ) from None
         load_weights(self.learning, weights, folder=checkpoint.folder)
         load_optimizer_tensors(self._optimizer, self.learning, memory)
 
 
 def hidden_before(model: PreTrainedModel, sequences: Seq[Sequence], *, dtype: torch.dtype, budget: Budget) -> Tensor:
-    """The last hidden states from which the sampled tokens of a microbatch are predicted, (M, hidden), in float32, computed in `dtype`."""
+    """Return the last hidden states before the sampled tokens, (M, hidden), in float32, computed in `dtype`."""
     microbatch = make_microbatch([_blank(sequence) for sequence in sequences], device=model.device)
     half = dtype != torch.float32
     with (
@@ -145,7 +143,7 @@ def hidden_before(model: PreTrainedModel, sequences: Seq[Sequence], *, dtype: to
 def by_sequence(
     sequences: Seq[Sequence], compute: Callable[[Seq[Sequence]], Tensor], *, budget: Budget
 ) -> list[Tensor]:
-    """What `compute` says of the sampled tokens of a microbatch, (M, ...), sequence by sequence, in microbatches within the budget."""
+    """Apply `compute` to microbatches within the budget; return its rows (M, ...) by sequence."""
 
     def whole() -> list[Tensor]:
         found: dict[int, Tensor] = {}
@@ -160,7 +158,7 @@ def by_sequence(
 
 
 def value_losses(values: Tensor, old: Tensor, returns: Tensor, *, clip: float) -> Tensor:
-    """Per token; with a clip, a value that went further than it from where it was gains nothing by going on."""
+    """Return the loss per token. With `clip`, a value gains nothing by moving further from `old` than that."""
     plain = (values - returns) ** 2
     if not clip:
         return plain / 2
@@ -169,7 +167,7 @@ def value_losses(values: Tensor, old: Tensor, returns: Tensor, *, clip: float) -
 
 
 def explained(targets: Seq[Targets]) -> float:
-    """1 - variance left by the values before the step / variance of the returns, over the tokens that were asked; 0 where all are equal."""
+    """Return the explained variance of the returns, over weighted tokens; 0 where all returns are equal."""
     values, returns, weights = (
         torch.cat([target[name] for target in targets]).double() for name in ("values", "returns", "weights")
     )
@@ -198,6 +196,6 @@ def _given(targets: ValueTargets | None) -> ValueTargets:
 
 
 def _blank(sequence: Sequence) -> Sequence:
-    """With advantages and weights that nobody will read: a microbatch must have some."""
+    """Fill advantages and weights with zeros: a microbatch must have some."""
     zeros = frozen_array(np.zeros(len(sequence)), np.float32)
     return replace(sequence, advantages=zeros, weights=zeros)

@@ -1,0 +1,113 @@
+"""The policies that sample beside the current one: an older copy, the first model, models behind endpoints.
+
+Promise: each is loaded, or has answered, before the first session. A copy is refreshed when it is due,
+and after a resume it is as old as it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ludus.config import CrossPolicyConfig
+from ludus.engines.chat_server import ChatServer
+from ludus.engines.engine import Engine
+from ludus.engines.server import ServerEngine
+from ludus.errors import CheckpointFailed, ConfigError
+from ludus.launch.context import ModelContext
+from ludus.rollout.chat import Chat
+from ludus.rollout.sampler import ChatSampler, PolicySampler, Sampler
+from ludus.trainer.checkpoint import Checkpoint
+from ludus.types import Sampling
+from ludus.weights.channel import Snapshot, Source
+
+STALE, REFERENCE = "stale", "reference"
+PROBE = Sampling(max_tokens=1, temperature=0.0)
+
+
+class Endpoints:
+    """The models behind endpoints that sample beside the current policy."""
+
+    def __init__(self, config: CrossPolicyConfig) -> None:
+        self._servers: dict[str, ChatServer | ServerEngine] = {
+            name: (ChatServer if outside.kind == "chat" else ServerEngine)(outside.url, model=outside.model)
+            for name, outside in config.outside.items()
+        }
+
+    def sampler(self, engine: Engine, *, chat: Chat) -> Sampler:
+        """Policies of `engine`, and the endpoints under their names."""
+        endpoints: dict[str, Sampler] = {
+            name: ChatSampler(server, chat=chat) if isinstance(server, ChatServer) else PolicySampler(server)
+            for name, server in self._servers.items()
+        }
+        return PolicySampler(engine, endpoints=endpoints)
+
+    async def probe(self, context: ModelContext) -> None:
+        """Ask each endpoint for one token; one that exchanges ids must have the policy's tokenizer."""
+        first = next(iter(context.first.values()))
+        for name, server in self._servers.items():
+            if isinstance(server, ChatServer):
+                await server.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
+                continue
+            await server.generate(context.probe_ids, sampling=PROBE, session_id="probe")
+            text = "\n".join(message.content for message in first.messages)
+            ours, theirs = context.tokenizer.encode(text), await server.tokenised(text)
+            if ours != theirs:
+                raise ConfigError(
+                    f"cross_policy.outside.{name} has another tokenizer than model.name "
+                    f"{context.config.model.name!r}: the first prompt is {len(theirs)} tokens there and {len(ours)} "
+                    "here, or others. Serve a model of the same family, or use kind = 'chat'"
+                )
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            await server.close()
+
+
+class Copies:
+    """The copies of the policy that the engine serves: `stale` and `reference`."""
+
+    def __init__(self, config: CrossPolicyConfig, *, engine: Engine) -> None:
+        self._config, self._engine = config, engine
+        self._stale: Snapshot | None = None
+
+    async def prepare(
+        self,
+        *,
+        version: int,
+        source: Source,
+        checkpoint: Checkpoint | None,
+        start: Callable[[], Mapping[str, Tensor]],
+    ) -> None:
+        """`version` on `source` is current; `start` returns the weights that the run began with."""
+        if self._config.reference:
+            first = Snapshot(0, start()) if version else source
+            await self._engine.add_policy(REFERENCE, version=0, source=first)
+        if self._config.stale:
+            saved = None if checkpoint is None else self._saved(checkpoint)
+            self._stale = saved or Snapshot(version, source.fetch(version))
+            await self._engine.add_policy(STALE, version=self._stale.version, source=self._stale)
+
+    async def refresh(self, version: int, source: Source) -> None:
+        """Called with every version that the engine has loaded."""
+        if self._config.stale and version % self._config.stale_every == 0:
+            self._stale = Snapshot(version, source.fetch(version))
+            await self._engine.load(version, policy=STALE, source=self._stale)
+
+    def state(self) -> dict[str, Any]:
+        return {"stale_version": self._stale.version if self._stale else 0}
+
+    def snapshots(self) -> dict[str, Snapshot]:
+        """What a checkpoint must hold beside the trainer."""
+        return {STALE: self._stale} if self._stale else {}
+
+    def _saved(self, checkpoint: Checkpoint) -> Snapshot:
+        try:
+            return Snapshot(int(checkpoint.state["policies"]["stale_version"]), checkpoint.tensors(STALE))
+        except (KeyError, OSError):
+            raise CheckpointFailed(
+                f"{checkpoint.folder} holds no stale policy, but cross_policy.stale is {self._config.stale}. "
+                "Resume with the settings that the run was started with."
+            ) from None

@@ -1,0 +1,81 @@
+"""Versions as files, for engines in other processes and on other machines.
+
+Promise: a version is whole or absent. A damaged file raises an error and is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ludus.errors import EngineFailed
+
+
+class FolderChannel:
+    """Keeps the newest `keep` versions in `folder`, each as version-N.safetensors and version-N.json.
+
+    The manifest (.json) is written last: the version exists once the manifest does.
+    """
+
+    def __init__(self, folder: str | Path, *, keep: int = 4) -> None:
+        self.folder, self._keep = Path(folder), keep
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
+        aside = self.folder / f".writing-{os.getpid()}.safetensors"
+        try:
+            save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside)
+            manifest = {"bytes": aside.stat().st_size, "sha256": _digest(aside)}
+            aside.replace(self._file(version))
+            aside.write_text(json.dumps(manifest))
+            aside.replace(self._manifest(version))
+        except (OSError, SafetensorError) as error:
+            raise EngineFailed(
+                f"version {version} could not be written to {self.folder}: {error}. "
+                "Free some space there, or choose another folder."
+            ) from error
+        finally:
+            aside.unlink(missing_ok=True)
+        for old in self.versions()[: -self._keep]:
+            self._manifest(old).unlink(missing_ok=True)
+            self._file(old).unlink(missing_ok=True)
+
+    def fetch(self, version: int) -> Mapping[str, Tensor]:
+        if version not in self.versions():
+            raise EngineFailed(
+                f"version {version} is not in {self.folder}; it holds {self.versions()}. Load the newest."
+            )
+        manifest, path = json.loads(self._manifest(version).read_text()), self._file(version)
+        got = path.stat().st_size if path.exists() else 0
+        if got != manifest["bytes"]:
+            raise EngineFailed(
+                f"{path} has {got} bytes; expected {manifest['bytes']}. It was cut short; "
+                f"publish version {version} again."
+            )
+        if (digest := _digest(path)) != manifest["sha256"]:
+            raise EngineFailed(
+                f"{path} has checksum {digest[:12]}; published was {manifest['sha256'][:12]}. "
+                f"It is damaged; publish version {version} again."
+            )
+        return load_file(path)
+
+    def versions(self) -> list[int]:
+        return sorted(int(path.stem.removeprefix("version-")) for path in self.folder.glob("version-*.json"))
+
+    def _file(self, version: int) -> Path:
+        return self.folder / f"version-{version:08d}.safetensors"
+
+    def _manifest(self, version: int) -> Path:
+        return self.folder / f"version-{version:08d}.json"
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,11 +9,12 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
-from ludus.launch.collect import plan_attempts, play_all
-from ludus.launch.context import Parts, beginning, make_arena, make_parts
+from ludus.launch.collect import plan_orders
+from ludus.launch.context import Parts, beginning, make_local_player, make_parts
 from ludus.launch.devices import make_current, naming_loss
 from ludus.rollout.chat import Chat
-from ludus.rollout.speaker import SolverSpeaker
+from ludus.rollout.player import play_all
+from ludus.rollout.sampler import SolverSampler
 from ludus.store.lines import read_lines
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder, warn
@@ -113,10 +114,10 @@ def _stored(source: str, *, root: str) -> Iterable[StoredTrajectory]:
 async def solver_trajectories(parts: Parts) -> list[Trajectory]:
     """The environments' solvers on train tasks, with the run file's share of mistakes."""
     config = parts.config
-    arena = make_arena(parts, SolverSpeaker(parts.chat, mistakes=config.sft.mistakes))
+    player = make_local_player(parts, SolverSampler(mistakes=config.sft.mistakes, chat=parts.chat))
     num = config.sft.num_trajectories
-    attempts = plan_attempts(await parts.tasks("train"), config=config, num=num, prefix="solver")
-    return await play_all(attempts, arena=arena)
+    orders = plan_orders(await parts.tasks("train"), config=config, num=num, prefix="solver")
+    return await play_all(orders, player=player)
 
 
 def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:

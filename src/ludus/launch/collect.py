@@ -3,24 +3,20 @@ the same command goes on where it stopped."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 
 from ludus.config import RunConfig
-from ludus.errors import ConfigError, first_fault
+from ludus.errors import ConfigError
 from ludus.launch.context import beginning
 from ludus.launch.evaluate import differences
 from ludus.launch.player import Watch, make_player, make_solver
-from ludus.rollout.arena import Arena
-from ludus.rollout.play import Attempt, play
-from ludus.seeds import derive
+from ludus.rollout.player import play_all
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.types import Task, Trajectory
+from ludus.types import Order, Task, Trajectory
 
-MAX_CONCURRENT = 64
 COLLECTING = "collecting"
 """The event that makes a run folder a collection's."""
 
@@ -35,61 +31,39 @@ async def collect(
             with beginning(folder):
                 make = make_solver if solver else make_player
                 player = await make(config, folder=folder.path, split=split, closing=closing)
-            attempts = plan_attempts(
+            orders = plan_orders(
                 await player.stage.tasks(split),
                 config=config,
                 num=config.sft.num_trajectories,
                 prefix="solver" if solver else "model",
             )
             before = _finished(folder)
-            left = [attempt for attempt in attempts if attempt.session_id not in before]
-            recorder.event(
-                COLLECTING, total=len(attempts), finished=len(attempts) - len(left), solver=solver, split=split
-            )
+            left = [order for order in orders if order.id not in before]
+            recorder.event(COLLECTING, total=len(orders), finished=len(orders) - len(left), solver=solver, split=split)
             watch = Watch()
 
             def record(trajectory: Trajectory) -> None:
                 recorder.trajectory(trajectory, step=0, group_id=trajectory.id, split=split)
                 watch(trajectory)
 
-            played = await play_all(left, arena=player.arena, on_trajectory=record)
+            played = await play_all(left, player=player.player, on_trajectory=record)
         recorder.event("finished", version=0)
     return _summary(config, [*before.values(), *played], player=player.name, in_tokens=player.in_tokens)
 
 
-def plan_attempts(
+def plan_orders(
     tasks: Mapping[str, Sequence[Task]], *, config: RunConfig, num: int, prefix: str, number: int = 0
-) -> list[Attempt]:
+) -> list[Order]:
     """`num` sessions, divided between the environments by weight, one each at least; each goes round its tasks. With `number` n it is the
     n-th such plan, which goes on where the one before it ended."""
     total = sum(section.weight for section in config.environments.values())
-    attempts = []
+    orders = []
     for name, listed in tasks.items():
         count = max(1, round(num * config.environments[name].weight / total))
         for index in range(number * count, (number + 1) * count):
-            seed = derive(config.seed, prefix, name, index)
-            attempts.append(Attempt(f"{prefix}-{name}-{index}", listed[index % len(listed)], seed=seed))
-    return attempts
-
-
-async def play_all(
-    attempts: Sequence[Attempt], *, arena: Arena, on_trajectory: Callable[[Trajectory], None] | None = None
-) -> list[Trajectory]:
-    room = asyncio.Semaphore(MAX_CONCURRENT)
-
-    async def one(attempt: Attempt) -> Trajectory:
-        async with room:
-            trajectory = await play(attempt, arena=arena)
-        if on_trajectory is not None:
-            on_trajectory(trajectory)
-        return trajectory
-
-    try:
-        async with asyncio.TaskGroup() as playing:
-            running = [playing.create_task(one(attempt)) for attempt in attempts]
-    except BaseExceptionGroup as faults:
-        raise first_fault(faults) from faults
-    return [task.result() for task in running]
+            seed = (config.seed, prefix, name, index)
+            orders.append(Order(f"{prefix}-{name}-{index}", listed[index % len(listed)], seed))
+    return orders
 
 
 def _open(config: RunConfig, *, solver: bool, split: str) -> RunFolder:

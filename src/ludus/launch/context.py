@@ -24,9 +24,10 @@ from ludus.launch.environments import make_client
 from ludus.models.loading.load import load_model, load_tokenizer, resolve_dtype
 from ludus.models.loading.tiny import make_tiny
 from ludus.rollout import tool_calls
-from ludus.rollout.arena import Arena, limits_from
 from ludus.rollout.chat import Chat
-from ludus.rollout.speaker import Speaker, TextSpeaker
+from ludus.rollout.context import RolloutContext
+from ludus.rollout.player import LocalPlayer
+from ludus.rollout.sampler import Sampler
 from ludus.store.run_folder import RunFolder
 from ludus.types import Observation, Task
 from ludus.weights.channel import Channel
@@ -143,10 +144,15 @@ def make_chat(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
     return Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
 
 
-def make_arena(stage: Stage, speaker: Speaker | TextSpeaker, *, temperature: float | None = None) -> Arena:
-    limits = limits_from(stage.config, temperature=temperature)
+def make_local_player(stage: Stage, sampler: Sampler) -> LocalPlayer:
     chat = stage.chat if isinstance(stage, Parts) else None
-    return Arena(stage.client, speaker, chat, limits, max_turns=stage.max_turns)
+    return LocalPlayer(make_rollout_context(stage.config, stage.client, sampler, chat, max_turns=stage.max_turns))
+
+
+def make_rollout_context(
+    config: RunConfig, client: Client, sampler: Sampler, chat: Chat | None, *, max_turns: Mapping[str, int]
+) -> RolloutContext:
+    return RolloutContext(client, sampler, chat, config.rollout, max_turns, config.speakers.draw, config.seed)
 
 
 def make_embedded_engine(parts: Parts, *, channel: Channel, trains: bool = True) -> EmbeddedEngine:

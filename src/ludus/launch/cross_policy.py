@@ -17,9 +17,7 @@ from ludus.engines.server import ServerEngine
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.context import Parts
 from ludus.launch.player import PROBE
-from ludus.rollout.mixed import MixedSpeaker, part_at
-from ludus.rollout.outside import OutsideInTokens, OutsideInWords
-from ludus.rollout.speaker import PolicySpeaker, Speaker
+from ludus.rollout.sampler import ChatSampler, PolicySampler, Sampler
 from ludus.trainer.checkpoint import Checkpoint
 from ludus.weights.channel import Channel
 
@@ -36,16 +34,10 @@ class OtherSpeakers:
             name: (ChatServer if outside.kind == "chat" else ServerEngine)(outside.url, model=outside.model)
             for name, outside in self._config.outside.items()
         }
-        self._mixed = MixedSpeaker(
-            engine,
-            others=self._config.others,
-            draw=self._config.draw,
-            seed=parts.config.seed,
-            outside={name: self._outside(name, endpoint) for name, endpoint in self._endpoints.items()},
-        )
 
-    def speaker(self) -> Speaker:
-        return self._mixed if self._config.others else PolicySpeaker(self._engine)
+    def sampler(self) -> Sampler:
+        endpoints = {name: self._outside(endpoint) for name, endpoint in self._endpoints.items()}
+        return PolicySampler(self._engine, endpoints=endpoints)
 
     async def close(self) -> None:
         for endpoint in self._endpoints.values():
@@ -55,7 +47,6 @@ class OtherSpeakers:
         self, *, version: int, checkpoint: Checkpoint | None, start: Callable[[], Mapping[str, Tensor]]
     ) -> None:
         """`version` is on the channel and current; `start` gives the weights the run began with."""
-        self._mixed.part = part_at(self._config.schedule, step=version)
         for name, endpoint in self._endpoints.items():
             await self._probe(name, endpoint)
         if self._config.reference:
@@ -72,7 +63,6 @@ class OtherSpeakers:
 
     async def refresh(self, version: int) -> None:
         """Called with every version that was loaded."""
-        self._mixed.part = part_at(self._config.schedule, step=version)
         if self._config.stale and version % self._config.stale_every == 0:
             await self._engine.load(version, policy=STALE)
             self._stale_version, self._stale = version, self._channel.fetch(version)
@@ -83,10 +73,10 @@ class OtherSpeakers:
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         return {STALE: self._stale} if self._config.stale else {}
 
-    def _outside(self, name: str, endpoint: ChatServer | ServerEngine) -> Speaker:
+    def _outside(self, endpoint: ChatServer | ServerEngine) -> Sampler:
         if isinstance(endpoint, ChatServer):
-            return OutsideInWords(endpoint, chat=self._parts.chat, policy=name)
-        return OutsideInTokens(endpoint, policy=name)
+            return ChatSampler(endpoint, chat=self._parts.chat)
+        return PolicySampler(endpoint)
 
     async def _probe(self, name: str, endpoint: ChatServer | ServerEngine) -> None:
         """Whoever cannot speak is found out here; and whoever speaks in ids must mean the same by them."""

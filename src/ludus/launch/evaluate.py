@@ -14,11 +14,11 @@ from ludus.errors import ConfigError
 from ludus.evaluation.evaluate import evaluate, to_report
 from ludus.evaluation.page import write_evaluation
 from ludus.launch.context import Stage, beginning
-from ludus.launch.player import Player, Watch, make_player
-from ludus.rollout.arena import Arena
+from ludus.launch.player import NamedPlayer, Watch, make_player
+from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.types import Task, Trajectory
+from ludus.types import CURRENT, Task, Trajectory
 
 EVALUATING = "evaluating"
 """The event that makes a run folder an evaluation's."""
@@ -29,9 +29,11 @@ MAY_DIFFER = (
 """Keys of a run that change nothing about an attempt that is finished: where it is played, and how many more there are."""
 
 
-async def evaluate_policy(stage: Stage, arena: Arena, *, recorder: Recorder, version: int) -> dict[str, Any]:
+async def evaluate_policy(
+    stage: Stage, player: Player, *, recorder: Recorder, version: int, policy: str
+) -> dict[str, Any]:
     """The report on `evaluation.num_tasks` held-out tasks per environment, also recorded."""
-    trajectories = await _play(stage, arena, recorder=recorder, version=version)
+    trajectories = await _play(stage, player, recorder=recorder, version=version, policy=policy)
     report = to_report(trajectories, version=version)
     recorder.evaluation(version, report)
     return report
@@ -56,19 +58,13 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
     with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with beginning(folder):
-                player = await make_player(
-                    config,
-                    folder=folder.path,
-                    split=split,
-                    closing=closing,
-                    temperature=config.evaluation.temperature,
-                )
+                player = await make_player(config, folder=folder.path, split=split, closing=closing)
                 tasks = await held_out(player.stage)
             finished = _finished(folder, tasks, attempts=config.evaluation.attempts)
             num_attempts = len(tasks) * config.evaluation.attempts
             recorder.event(EVALUATING, total=num_attempts, finished=len(finished), split=split)
             trajectories = await _play(
-                player.stage, player.arena, recorder=recorder, version=0, finished=finished, watch=Watch()
+                player.stage, player.player, recorder=recorder, version=0, finished=finished, watch=Watch()
             )
         report = to_report(trajectories, version=0)
         if len(finished) < num_attempts or not folder.evaluations():
@@ -80,10 +76,11 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
 
 async def _play(
     stage: Stage,
-    arena: Arena,
+    player: Player,
     *,
     recorder: Recorder,
     version: int,
+    policy: str = CURRENT,
     finished: Iterable[Trajectory] = (),
     watch: Callable[[Trajectory], None] | None = None,
 ) -> list[Trajectory]:
@@ -96,7 +93,9 @@ async def _play(
 
     return await evaluate(
         tasks,
-        arena=arena,
+        player=player,
+        policy=policy,
+        temperature=settings.temperature,
         attempts=settings.attempts,
         seed=stage.config.seed,
         prefix=f"eval-{version}",
@@ -105,7 +104,7 @@ async def _play(
     )
 
 
-def _about(config: RunConfig, player: Player) -> dict[str, Any]:
+def _about(config: RunConfig, player: NamedPlayer) -> dict[str, Any]:
     settings = config.evaluation
     return {
         "model": player.name,

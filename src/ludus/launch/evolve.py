@@ -16,10 +16,11 @@ from typing import Any
 
 from ludus.config import RunConfig
 from ludus.errors import ConfigError
-from ludus.launch.collect import plan_attempts, play_all
-from ludus.launch.context import Parts, beginning, make_arena, make_embedded_engine, make_parts
+from ludus.launch.collect import plan_orders
+from ludus.launch.context import Parts, beginning, make_embedded_engine, make_local_player, make_parts
 from ludus.launch.devices import make_current, naming_loss
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.player import play_all
+from ludus.rollout.sampler import PolicySampler
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.lora import export, merged_tensors
@@ -82,8 +83,8 @@ class _Evolution:
             await self.engine.load(number + 1)
 
     async def _play(self, number: int) -> list[Trajectory]:
-        arena = make_arena(self.parts, PolicySpeaker(self.engine))
-        attempts = plan_attempts(
+        player = make_local_player(self.parts, PolicySampler(self.engine))
+        orders = plan_orders(
             await self.parts.tasks("train"),
             config=self.config,
             num=self.config.evolve.num_trajectories,
@@ -94,7 +95,7 @@ class _Evolution:
         def record(trajectory: Trajectory) -> None:
             self.recorder.trajectory(trajectory, step=number, group_id=trajectory.task.id)
 
-        return await play_all(attempts, arena=arena, on_trajectory=record)
+        return await play_all(orders, player=player, on_trajectory=record)
 
     def _clone(self) -> None:
         """The tokens that were sampled, as they were sampled."""

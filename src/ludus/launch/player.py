@@ -12,9 +12,16 @@ from ludus.engines.chat_server import ChatServer
 from ludus.engines.engine import Engine
 from ludus.engines.server import ServerEngine
 from ludus.errors import EngineLost
-from ludus.launch.context import Stage, make_arena, make_embedded_engine, make_parts, make_stage, patiently
-from ludus.rollout.arena import Arena
-from ludus.rollout.speaker import ChatSpeaker, PolicySpeaker, TextSolver
+from ludus.launch.context import (
+    Stage,
+    make_embedded_engine,
+    make_local_player,
+    make_parts,
+    make_stage,
+    patiently,
+)
+from ludus.rollout.player import Player
+from ludus.rollout.sampler import ChatSampler, PolicySampler, SolverSampler
 from ludus.types import Sampling, Trajectory
 from ludus.weights.memory import MemoryChannel
 
@@ -24,22 +31,20 @@ PATIENCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class NamedPlayer:
     stage: Stage
-    arena: Arena
+    player: Player
     name: str
     """The model's, as people know it."""
     in_tokens: bool
     """Whether its trajectories hold the tokens that were sampled."""
 
 
-async def make_player(
-    config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack, temperature: float | None = None
-) -> Player:
+async def make_player(config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack) -> NamedPlayer:
     """The run file's model; what was opened for it is closed with `closing`."""
     kind = config.engine.kind
     if kind == "chat":
-        return await _outside(config, folder=folder, split=split, closing=closing, temperature=temperature)
+        return await _outside(config, folder=folder, split=split, closing=closing)
     parts = await make_parts(config, folder=folder, split=split)
     closing.push_async_callback(parts.client.close)
     engine: Engine
@@ -54,20 +59,18 @@ async def make_player(
     else:
         engine, name = make_embedded_engine(parts, channel=MemoryChannel(), trains=False), config.model.name
         closing.push_async_callback(engine.close)
-    arena = make_arena(parts, PolicySpeaker(engine), temperature=temperature)
-    return Player(parts, arena, name, in_tokens=True)
+    return NamedPlayer(parts, make_local_player(parts, PolicySampler(engine)), name, in_tokens=True)
 
 
-async def make_solver(config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack) -> Player:
+async def make_solver(config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack) -> NamedPlayer:
     """The environments' own solvers, with the run file's share of mistakes. No model is loaded."""
     stage = await make_stage(config, folder=folder, split=split)
     closing.push_async_callback(stage.client.close)
-    return Player(stage, make_arena(stage, TextSolver(mistakes=config.sft.mistakes)), "solver", in_tokens=False)
+    player = make_local_player(stage, SolverSampler(mistakes=config.sft.mistakes))
+    return NamedPlayer(stage, player, "solver", in_tokens=False)
 
 
-async def _outside(
-    config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack, temperature: float | None
-) -> Player:
+async def _outside(config: RunConfig, *, folder: Path, split: str, closing: AsyncExitStack) -> NamedPlayer:
     stage = await make_stage(config, folder=folder, split=split)
     closing.push_async_callback(stage.client.close)
     engine = ChatServer(
@@ -77,8 +80,8 @@ async def _outside(
     first = next(iter(stage.first.values()))
     probing = engine.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
     await patiently(probing, what=f"the first word of {config.engine.url}")
-    arena = make_arena(stage, ChatSpeaker(engine), temperature=temperature)
-    return Player(stage, arena, await engine.model_name(), in_tokens=False)
+    player = make_local_player(stage, ChatSampler(engine))
+    return NamedPlayer(stage, player, await engine.model_name(), in_tokens=False)
 
 
 class Watch:

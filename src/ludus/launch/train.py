@@ -20,7 +20,7 @@ from ludus.config import RunConfig
 from ludus.engines.embedded import SWITCH_S
 from ludus.errors import CheckpointFailed, ConfigError, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.context import Parts, beginning, make_arena, make_embedded_engine, make_parts, patiently
+from ludus.launch.context import Parts, beginning, make_embedded_engine, make_local_player, make_parts, patiently
 from ludus.launch.cross_policy import OtherSpeakers
 from ludus.launch.devices import make_current, naming_loss
 from ludus.launch.environments import address_of_workers
@@ -30,8 +30,8 @@ from ludus.models.loading.load import device_name, load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
 from ludus.reports.report import write_report
-from ludus.rollout.group import GroupPlayer, PlaysHere
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.player import Player
+from ludus.rollout.sampler import PolicySampler
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.budget import OnEvent
@@ -131,6 +131,7 @@ class _Training:
                 tasks,
                 weights={n: e.weight for n, e in self.config.environments.items()},
                 seed=self.config.seed,
+                rollout=self.config.rollout,
                 curriculum=self.config.curriculum,
             ),
             player=await self._player(),
@@ -149,11 +150,11 @@ class _Training:
         if restored is not None:
             self.loop.restore(restored.state["loop"])
 
-    async def _player(self) -> GroupPlayer:
-        speaker = self.speakers.speaker()
+    async def _player(self) -> Player:
+        sampler = self.speakers.sampler()
         if self.apart is None:
-            return PlaysHere(make_arena(self.parts, speaker))
-        await patiently(self.apart.ready(speaker), what="starting what plays the sessions (pipeline.session_processes)")
+            return make_local_player(self.parts, sampler)
+        await patiently(self.apart.ready(sampler), what="starting what plays the sessions (pipeline.session_processes)")
         return self.apart
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
@@ -200,12 +201,10 @@ class _Training:
         if self.last_report is not None and self.last_report["version"] == version:
             return self.last_report
         await self.engine.load(version, policy=EVALUATION)
-        arena = make_arena(
-            self.parts,
-            PolicySpeaker(self.engine, policy=EVALUATION),
-            temperature=self.config.evaluation.temperature,
+        player = make_local_player(self.parts, PolicySampler(self.engine))
+        self.last_report = await evaluate_policy(
+            self.parts, player, recorder=self.recorder, version=version, policy=EVALUATION
         )
-        self.last_report = await evaluate_policy(self.parts, arena, recorder=self.recorder, version=version)
         return self.last_report
 
     def checkpoint(self, state: dict[str, Any]) -> None:

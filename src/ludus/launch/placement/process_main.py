@@ -10,19 +10,19 @@ import socket
 import sys
 import traceback
 from array import array
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from ludus.controller.client.client import ClientSession
+from ludus.engines.engine import Answer
 from ludus.errors import LudusError, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.context import make_chat
+from ludus.launch.context import make_chat, make_rollout_context
 from ludus.launch.environments import make_client
 from ludus.launch.placement.pipe import Pipe
 from ludus.launch.placement.processes import (
     Cancel,
-    Doing,
     End,
     Failed,
     Hush,
@@ -37,31 +37,30 @@ from ludus.launch.placement.processes import (
     sendable,
 )
 from ludus.models.loading.load import load_tokenizer
-from ludus.rollout.arena import Arena, limits_from
-from ludus.rollout.group import Order, PlaysHere
-from ludus.rollout.speaker import Words
-from ludus.types import Completion, Sampling, Trajectory
+from ludus.rollout.player import LocalPlayer
+from ludus.rollout.sampler import Prompt
+from ludus.types import Completion, Order, Sampling, Trajectory
 
 TELL_S = 0.1
 """Between two words about what the sessions are doing."""
 
 
-class FarSpeaker:
-    """Whoever speaks in the run's own process."""
+class FarSampler:
+    """The sampler of the run's own process."""
 
-    def __init__(self, pipe: Pipe, *, sends_words: bool) -> None:
-        self._pipe, self._sends_words = pipe, sends_words
+    def __init__(self, pipe: Pipe, *, sends_history: bool) -> None:
+        self._pipe, self._sends_history = pipe, sends_history
         self._numbers = itertools.count()
-        self._asked: dict[int, asyncio.Future[Completion]] = {}
+        self._asked: dict[int, asyncio.Future[Completion | Answer]] = {}
 
-    async def speak(
-        self, ids: Sequence[int], *, sampling: Sampling, session_id: str, session: ClientSession, words: Words
-    ) -> Completion:
+    async def sample(
+        self, prompt: Prompt, *, sampling: Sampling, session_id: str, policy: str, session: ClientSession
+    ) -> Completion | Answer:
         number = next(self._numbers)
-        answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Completion | Answer] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
-        words = words if self._sends_words else Words()
-        self._pipe.send(Speak(number, array("I", ids).tobytes(), sampling, session_id, words))
+        ids, history = array("I", prompt.ids).tobytes(), replace(prompt, ids=()) if self._sends_history else Prompt()
+        self._pipe.send(Speak(number, ids, sampling, session_id, policy, history))
         try:
             return await answer
         except asyncio.CancelledError:
@@ -86,8 +85,8 @@ class FarSpeaker:
 class Stagehand:
     """Carries out what the run's own process says."""
 
-    def __init__(self, pipe: Pipe, player: PlaysHere, speaker: FarSpeaker) -> None:
-        self._pipe, self._player, self._speaker = pipe, player, speaker
+    def __init__(self, pipe: Pipe, player: LocalPlayer, sampler: FarSampler) -> None:
+        self._pipe, self._player, self._sampler = pipe, player, sampler
         self._playing: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -112,7 +111,7 @@ class Stagehand:
                 if number in self._playing:
                     self._playing[number].cancel()
             case Said() | Failed():
-                self._speaker.answered(message)
+                self._sampler.answered(message)
         return not isinstance(message, End)
 
     async def _play(self, number: int, order: Order) -> None:
@@ -131,7 +130,7 @@ class Stagehand:
     async def _tell(self) -> None:
         while True:
             await asyncio.sleep(TELL_S)
-            self._pipe.send(Doing(self._player.spent(), self._player.longest()))
+            self._pipe.send(self._player.stats())
 
 
 async def serve(end: socket.socket) -> None:
@@ -152,11 +151,11 @@ async def _play_for(setup: Setup, pipe: Pipe) -> None:
     client = await make_client(config, folder=setup.folder, workers=setup.workers)
     try:
         chat = make_chat(config, load_tokenizer(setup.model_folder))
-        speaker = FarSpeaker(pipe, sends_words=bool(config.speakers.outside))
-        arena = Arena(client, speaker, chat, limits_from(config), max_turns=setup.max_turns)
+        sampler = FarSampler(pipe, sends_history=bool(config.speakers.outside))
+        context = make_rollout_context(config, client, sampler, chat, max_turns=setup.max_turns)
         pipe.send(Ready())
         with rarely_collected():
-            await Stagehand(pipe, PlaysHere(arena), speaker).run()
+            await Stagehand(pipe, LocalPlayer(context), sampler).run()
     finally:
         await client.close()
 

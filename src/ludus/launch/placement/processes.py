@@ -20,21 +20,22 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from ludus import errors
 from ludus.config import RunConfig
+from ludus.engines.engine import Answer
 from ludus.environments.registry import search_path
 from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
 from ludus.launch.placement.pipe import Pipe
 from ludus.processes.child import how_ended
 from ludus.processes.supervisor import Supervisor
-from ludus.rollout.group import OnTrajectory, Order, assembled
-from ludus.rollout.speaker import Speaker, Words
-from ludus.types import Completion, Group, Sampling, Trajectory
+from ludus.rollout.player import OnTrajectory, PlayerStats, assembled, ignore
+from ludus.rollout.sampler import Prompt, Sampler
+from ludus.types import Completion, Group, Order, Sampling, Trajectory
 
 STOP_S = 20.0
 """From the word to end until it is killed: sandboxes take their time to close."""
@@ -108,12 +109,14 @@ class Speak(NamedTuple):
     ids: bytes
     sampling: Sampling
     session_id: str
-    words: Words
+    policy: str
+    history: Prompt
+    """Without ids, and empty where no endpoint answers in text."""
 
 
 class Said(NamedTuple):
     number: int
-    completion: Completion
+    completion: Completion | Answer
 
 
 class Hush(NamedTuple):
@@ -124,13 +127,6 @@ class Hush(NamedTuple):
 
 class Release(NamedTuple):
     session_id: str
-
-
-class Doing(NamedTuple):
-    """What its sessions have spent their time on, and which have waited longest."""
-
-    spent: Mapping[str, float]
-    longest: list[str]
 
 
 class End(NamedTuple):
@@ -160,7 +156,7 @@ class _Playing:
 
 
 class SessionsApart:
-    """A GroupPlayer with processes; each group is played whole by one of them."""
+    """A Player with processes; each group is played whole by one of them."""
 
     def __init__(self, processes: Iterable[_Process], *, keeper: Supervisor) -> None:
         self._processes, self._keeper = list(processes), keeper
@@ -171,22 +167,22 @@ class SessionsApart:
         keeper = Supervisor()
         return cls([await _Process.start(setup, keeper=keeper) for _ in range(num)], keeper=keeper)
 
-    async def ready(self, speaker: Speaker) -> None:
-        """All have begun. `speaker`: who speaks in their sessions, from here."""
+    async def ready(self, sampler: Sampler) -> None:
+        """All have begun. `sampler` samples in their sessions, from here."""
         for process in self._processes:
-            process.speaker = speaker
+            process.sampler = sampler
         await asyncio.gather(*(asyncio.shield(process.ready) for process in self._processes))
 
-    def spent(self) -> dict[str, float]:
+    def stats(self) -> PlayerStats:
         total: Counter[str] = Counter()
         for process in self._processes:
-            total.update(process.doing.spent)
-        return dict(total)
+            total.update(process.stats.spent)
+        return PlayerStats(dict(total), tuple(text for process in self._processes for text in process.stats.longest))
 
-    def longest(self) -> list[str]:
-        return [text for process in self._processes for text in process.doing.longest]
+    async def ended(self) -> None:
+        await asyncio.gather(*(asyncio.shield(process.lost) for process in self._processes))
 
-    async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
+    async def play(self, order: Order, *, on_trajectory: OnTrajectory = ignore) -> Group:
         process = min(self._processes, key=lambda each: len(each.playing))
         return await process.play(order, on_trajectory=on_trajectory)
 
@@ -199,14 +195,15 @@ class _Process:
     def __init__(self, process: asyncio.subprocess.Process, pipe: Pipe, *, keeper: Supervisor) -> None:
         self._process, self._pipe, self._keeper = process, pipe, keeper
         keeper.add(process.pid)
-        self.speaker: Speaker | None = None
+        self.sampler: Sampler | None = None
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # heard, though the run may have ended before it asks
-        self.ready.add_done_callback(lambda ready: ready.exception())
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for future in (self.ready, self.lost):  # retrieved, though the run may have ended before it asks
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.playing: dict[int, _Playing] = {}
         self._numbers = itertools.count()
-        self.doing = Doing({}, [])
-        self._speaking: dict[int, asyncio.Task[Completion]] = {}
+        self.stats = PlayerStats({}, ())
+        self._speaking: dict[int, asyncio.Task[Completion | Answer]] = {}
         self._releasing: set[asyncio.Future[None]] = set()
         self._fault: BaseException | None = None
         self._reading = asyncio.create_task(self._read())
@@ -287,8 +284,8 @@ class _Process:
             case Speak():
                 self._speak(message)
             case Release(session_id):
-                assert self.speaker is not None, "nothing is played before somebody can speak"
-                releasing = asyncio.ensure_future(self.speaker.release(session_id))
+                assert self.sampler is not None, "nothing is played before somebody can speak"
+                releasing = asyncio.ensure_future(self.sampler.release(session_id))
                 self._releasing.add(releasing)
                 releasing.add_done_callback(self._releasing.discard)
             case Hush(number):
@@ -301,8 +298,8 @@ class _Process:
             case Over(number, failed):
                 if (playing := self.playing.get(number)) is not None and not playing.over.done():
                     playing.over.set_exception(failed.error()) if failed else playing.over.set_result(None)
-            case Doing():
-                self.doing = message
+            case PlayerStats():
+                self.stats = message
             case Ready():
                 self.ready.set_result(None)
             case Failed():
@@ -311,15 +308,19 @@ class _Process:
     def _speak(self, asked: Speak) -> None:
         ids = array("I")
         ids.frombytes(asked.ids)
-        assert self.speaker is not None, "nothing is played before somebody can speak"
-        said = self.speaker.speak(
-            ids, sampling=asked.sampling, session_id=asked.session_id, session=NOBODY, words=asked.words
+        assert self.sampler is not None, "nothing is played before somebody can speak"
+        said = self.sampler.sample(
+            replace(asked.history, ids=ids),
+            sampling=asked.sampling,
+            session_id=asked.session_id,
+            policy=asked.policy,
+            session=NOBODY,
         )
         speaking = asyncio.ensure_future(said)
         self._speaking[asked.number] = speaking
         speaking.add_done_callback(partial(self._answer, asked.number))
 
-    def _answer(self, number: int, speaking: asyncio.Task[Completion]) -> None:
+    def _answer(self, number: int, speaking: asyncio.Task[Completion | Answer]) -> None:
         del self._speaking[number]
         if speaking.cancelled():
             return
@@ -334,6 +335,6 @@ class _Process:
     def _break(self, fault: BaseException) -> None:
         """Nothing more comes of this process: whoever waits for it hears why."""
         self._fault = self._fault or fault
-        for waiting in (self.ready, *(playing.over for playing in self.playing.values())):
+        for waiting in (self.ready, self.lost, *(playing.over for playing in self.playing.values())):
             if not waiting.done():
                 waiting.set_exception(fault)

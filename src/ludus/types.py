@@ -1,6 +1,6 @@
 """What flows through Ludus, in the order a trajectory meets it. Promise: records are immutable, and nothing heavy is imported here.
 
-    Task -> Observation <-> Action -> Turn -> Trajectory -> Group -> Batch
+    Task -> Order -> Observation <-> Action -> Turn -> Trajectory -> Group -> Batch
 
 Token arrays are read-only numpy arrays of equal length T. Token provenance lives in `Sequence` and nowhere else: whether a token was
 sampled, with which logprob, under which version. It is written once, when the engine answers, and never re-derived from text.
@@ -31,6 +31,36 @@ class Task:
     environment: str
     split: str
     data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Sessions to play at one task, as plain data that may travel to another process.
+
+    A group has session ids `g000007.2` (attempt 2 of order g000007), retries `g000007.2r1`.
+    """
+
+    id: str
+    task: Task
+    seed: tuple[str | int, ...]
+    """The parts that the seeds of its sessions are derived from."""
+    attempts: tuple[int, ...] | None = None
+    """Which attempts to play; None: one session that has the order's own id and seed."""
+    retries: int = 0
+    """How often an attempt that ended unscored is played again."""
+    index: int = 0
+    """Its number among the orders that the feed has drawn."""
+    tries: int = 0
+    """How often its group went stale and was drawn again."""
+    born: int = 0
+    """The version that was loaded when it was admitted: no token of it can be older."""
+    max_turns: int | None = None
+    """Turns per session; None: the environment's own limit."""
+    policy: str = CURRENT
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Policies that sample in place of `policy`, each with its chance."""
+    temperature: float | None = None
+    """Sampling temperature; None: the run's."""
 
 
 @dataclass(frozen=True, slots=True)

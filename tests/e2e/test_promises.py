@@ -20,13 +20,12 @@ from ludus.config import dump_config, load_config
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError, EngineFailed
 from ludus.launch import train as local
-from ludus.launch.context import make_arena, make_embedded_engine, make_parts
+from ludus.launch.context import make_embedded_engine, make_local_player, make_parts
 from ludus.launch.train import train
 from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.rollout.chat import Chat
-from ludus.rollout.group import Order, play_group
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.sampler import PolicySampler
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 from ludus.trainer.local import LocalTrainer
@@ -166,14 +165,12 @@ async def synchronous(config, *, folder: Path) -> dict[str, torch.Tensor]:
     )
     engine = make_embedded_engine(parts, channel=channel)
     await engine.load(trainer.publish())
-    feed = Feed(await parts.tasks("train"), weights={"guess": 1.0}, seed=config.seed)
-    arena = make_arena(parts, PolicySpeaker(engine))
+    feed = Feed(await parts.tasks("train"), weights={"guess": 1.0}, seed=config.seed, rollout=config.rollout)
+    player = make_local_player(parts, PolicySampler(engine))
     for _ in range(config.pipeline.steps):
         groups = []
         for _ in range(config.pipeline.groups_per_step):
-            draw = feed.draw()
-            size = config.rollout.group_size
-            groups.append(await play_group(Order(draw.group_id, draw.task, seed=draw.seed, size=size), arena=arena))
+            groups.append(await player.play(feed.draw()))
         trainer.step(algorithm.batch(groups))
         await engine.load(trainer.publish())
     await engine.close()

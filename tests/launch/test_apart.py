@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ from ludus.config import parse_config
 from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, WorkerLost
 from ludus.launch.placement.processes import SessionsApart, Setup
 from ludus.models.loading.tiny import make_tiny
-from ludus.rollout.group import Order
-from ludus.rollout.speaker import Words
-from ludus.types import Completion, Stop, Task
+from ludus.rollout.sampler import Prompt
+from ludus.types import Completion, Order, Stop, Task
 from tests.e2e.runs import FAKE
 
 PATIENCE_S = 60.0
@@ -37,16 +37,16 @@ def model(tmp_path_factory) -> Path:
 
 
 class Says:
-    """Speaks the same at once, and knows who asked; or raises, or never answers."""
+    """Samples the same at once, and knows which session asked; or raises, or never answers."""
 
     def __init__(self, *, error: Exception | None = None, never: bool = False) -> None:
         self.error, self.never = error, never
-        self.asked: list[tuple[str, int, Words]] = []
+        self.asked: list[tuple[str, int, Prompt]] = []
         self.released: list[str] = []
         self.cancelled = 0
 
-    async def speak(self, ids, *, sampling, session_id, session, words):
-        self.asked.append((session_id, len(ids), words))
+    async def sample(self, prompt, *, sampling, session_id, policy, session):
+        self.asked.append((session_id, len(prompt.ids), replace(prompt, ids=())))
         if self.error is not None:
             raise self.error
         try:
@@ -75,11 +75,11 @@ def setup(tmp_path: Path, model: Path, *, source: str = FAKE, options=None, **se
 
 
 @asynccontextmanager
-async def playing(made: Setup, speaker, *, num: int = 1):
+async def playing(made: Setup, sampler, *, num: int = 1):
     apart = await SessionsApart.start(made, num=num)
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await apart.ready(speaker)
+            await apart.ready(sampler)
             yield apart
     finally:
         await apart.close()
@@ -87,7 +87,12 @@ async def playing(made: Setup, speaker, *, num: int = 1):
 
 def order(name: str = "g1", *, size: int = 3, **changes) -> Order:
     return Order(
-        name, Task("fake/train/0", "fake", "train", {"words": ["a", "b"]}), seed=5, size=size, born=4, **changes
+        name,
+        Task("fake/train/0", "fake", "train", {"words": ["a", "b"]}),
+        seed=(5,),
+        attempts=tuple(range(size)),
+        born=4,
+        **changes,
     )
 
 
@@ -122,14 +127,14 @@ def wait_until_gone(found: list[int]) -> None:
 
 
 def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
-    speaker, heard = Says(), []
+    sampler, heard = Says(), []
 
     async def main():
-        async with playing(setup(tmp_path, model), speaker, num=2) as apart:
+        async with playing(setup(tmp_path, model), sampler, num=2) as apart:
             groups = await asyncio.gather(
                 *(apart.play(order(f"g{n}", max_turns=1), on_trajectory=heard.append) for n in range(4))
             )
-            while len(speaker.released) < 12:
+            while len(sampler.released) < 12:
                 await asyncio.sleep(0.01)
             return groups, [len(process.playing) for process in apart._processes]
 
@@ -140,22 +145,22 @@ def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
     assert first.sequences[0].ids[-2:].tolist() == [1, 2]
     assert first.sequences[0].versions[-2:].tolist() == [7, 7]
     assert len(heard) == 12, "each is heard of as soon as it is over"
-    assert sorted(speaker.released) == sorted(trajectory.id for trajectory in heard)
-    assert all(words == Words() for _, _, words in speaker.asked), "words are for those who speak in words"
+    assert sorted(sampler.released) == sorted(trajectory.id for trajectory in heard)
+    assert all(history == Prompt() for _, _, history in sampler.asked), "the chat history is for endpoints in text"
     assert left == [0, 0]
 
 
-def test_who_speaks_in_words_gets_them(tmp_path, model):
-    speaker = Says()
+def test_an_endpoint_in_text_gets_the_chat_history(tmp_path, model):
+    sampler = Says()
     outside = {"outside": {"far": {"url": "http://127.0.0.1:9/v1", "chance": 0.5}}}
     made = setup(tmp_path, model, speakers=outside, algorithm={"foreign": "mask"})
 
     async def main():
-        async with playing(made, speaker) as apart:
+        async with playing(made, sampler) as apart:
             await apart.play(order(size=1), on_trajectory=lambda _: None)
 
     asyncio.run(main())
-    assert speaker.asked[0][2].messages[0].content
+    assert sampler.asked[0][2].messages[0].content
 
 
 def test_a_failure_to_speak_is_the_sessions_and_has_its_name(tmp_path, model):
@@ -180,12 +185,12 @@ def test_a_fault_of_our_own_here_ends_the_run(tmp_path, model):
 
 
 def test_a_session_that_is_out_of_time_there_is_no_longer_spoken_for_here(tmp_path, model):
-    speaker = Says(never=True)
+    sampler = Says(never=True)
 
     async def main():
-        async with playing(setup(tmp_path, model, rollout={"session_timeout_s": 0.3}), speaker) as apart:
+        async with playing(setup(tmp_path, model, rollout={"session_timeout_s": 0.3}), sampler) as apart:
             group = await apart.play(order(size=2), on_trajectory=lambda _: None)
-            while speaker.cancelled < 2:
+            while sampler.cancelled < 2:
                 await asyncio.sleep(0.01)
             return group
 
@@ -195,20 +200,20 @@ def test_a_session_that_is_out_of_time_there_is_no_longer_spoken_for_here(tmp_pa
 
 
 def test_a_group_that_is_cancelled_here_ends_there_and_can_be_played_again(tmp_path, model):
-    speaker = Says(never=True)
+    sampler = Says(never=True)
 
     async def main():
-        async with playing(setup(tmp_path, model), speaker) as apart:
+        async with playing(setup(tmp_path, model), sampler) as apart:
             doomed = asyncio.create_task(apart.play(order("g1"), on_trajectory=lambda _: None))
-            while len(speaker.asked) < 3:
+            while len(sampler.asked) < 3:
                 await asyncio.sleep(0.01)
-            while not apart.longest():
+            while not apart.stats().longest:
                 await asyncio.sleep(0.01)
-            waits, spent = apart.longest(), apart.spent()
+            waits, spent = apart.stats().longest, apart.stats().spent
             doomed.cancel()
-            while speaker.cancelled < 3:
+            while sampler.cancelled < 3:
                 await asyncio.sleep(0.01)
-            speaker.never = False
+            sampler.never = False
             return waits, spent, await apart.play(order("g1"), on_trajectory=lambda _: None)
 
     waits, spent, group = asyncio.run(main())
@@ -234,12 +239,12 @@ def test_what_cannot_begin_there_is_said_here(tmp_path, model, changes, error, s
 
 
 def test_a_process_that_is_killed_ends_whatever_it_was_playing_by_name(tmp_path, model):
-    speaker = Says(never=True)
+    sampler = Says(never=True)
 
     async def main():
-        async with playing(setup(tmp_path, model), speaker) as apart:
+        async with playing(setup(tmp_path, model), sampler) as apart:
             doomed = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
-            while len(speaker.asked) < 3:
+            while len(sampler.asked) < 3:
                 await asyncio.sleep(0.01)
             (pid,) = pids(apart)
             os.kill(pid, signal.SIGKILL)
@@ -253,12 +258,12 @@ def test_a_process_that_is_killed_ends_whatever_it_was_playing_by_name(tmp_path,
 
 
 def test_a_process_that_is_killed_is_missed_also_where_what_it_forked_lives_on_and_that_is_ended_too(tmp_path, model):
-    speaker = Says(never=True)
+    sampler = Says(never=True)
 
     async def main():
-        async with playing(setup(tmp_path, model, source=f"{WORLDS}:Forking"), speaker) as apart:
+        async with playing(setup(tmp_path, model, source=f"{WORLDS}:Forking"), sampler) as apart:
             doomed = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
-            while len(speaker.asked) < 3:
+            while len(sampler.asked) < 3:
                 await asyncio.sleep(0.01)
             (pid,) = pids(apart)
             left = children_of(pid)
@@ -277,7 +282,7 @@ def test_what_cannot_be_sent_there_ends_its_group_by_name_and_no_other(tmp_path,
 
     async def main():
         async with playing(setup(tmp_path, model), Says()) as apart:
-            doomed = apart.play(Order("g1", task, seed=1, size=2), on_trajectory=lambda _: None)
+            doomed = apart.play(Order("g1", task, seed=(1,), attempts=(0, 1)), on_trajectory=lambda _: None)
             fine = apart.play(order("g2"), on_trajectory=lambda _: None)
             return await asyncio.gather(doomed, fine, return_exceptions=True)
 
@@ -355,13 +360,13 @@ def test_none_outlives_a_run_that_is_killed_nor_does_what_they_have_started(tmp_
             from ludus.launch.placement.processes import SessionsApart
 
             async def main():
-                speaker, forking = Says(never=True), f"{{WORLDS}}:Forking"
+                sampler, forking = Says(never=True), f"{{WORLDS}}:Forking"
                 apart = await SessionsApart.start(
                     setup(Path({str(tmp_path)!r}), Path({str(model)!r}), source=forking), num=2
                 )
-                await apart.ready(speaker)
+                await apart.ready(sampler)
                 playing = asyncio.create_task(apart.play(order(), on_trajectory=lambda _: None))
-                while len(speaker.asked) < 3:
+                while len(sampler.asked) < 3:
                     await asyncio.sleep(0.01)
                 print(*pids(apart), *(child for pid in pids(apart) for child in children_of(pid)), flush=True)
                 await playing

@@ -1,4 +1,4 @@
-"""Promise 3 (bounded), decided without an engine: slots and age, with stragglers, over hundreds of steps."""
+"""Promise 3 (bounded), decided without an engine: capacity and age, with stragglers, over hundreds of steps."""
 
 import heapq
 import random
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ludus.pipeline.buffer import Buffer
-from ludus.pipeline.feed import Feed
+from ludus.pipeline.feed import Feed, next_try
 from ludus.types import Action, Group, Observation, Sequence, Stop, Task, Trajectory, Turn, frozen_array
 
 
@@ -22,7 +22,7 @@ def make_group(draw, version):
     )
     turn = Turn(0, Action("x"), Observation(), version=version, num_tokens=1)
     trajectory = Trajectory("t", draw.task, 0, 0, Observation(), (turn,), (sequence,), Stop.DONE)
-    return Group(draw.group_id, draw.task, (trajectory,), born=version)
+    return Group(draw.id, draw.task, (trajectory,), born=version)
 
 
 class Simulation:
@@ -43,13 +43,13 @@ class Simulation:
                 self.buffer.admit(draw, version=self.version)
                 seconds = 30.0 if self.is_slow(draw, self.random) else self.random.uniform(0.3, 1.5)
                 heapq.heappush(self.finishing, (self.now + seconds, draw.index, draw, self.version))
-            taken = self.buffer.take(version=self.version)
-            for draw in taken.stale:
+            groups, stale = self.buffer.take(version=self.version)
+            for draw in stale:
                 self.stale += 1
-                self.feed.put_back(type(draw)(draw.index, draw.task, draw.seed, draw.tries + 1))
-            if taken.groups is not None:
-                self.train(taken.groups)
-            elif not taken.stale:
+                self.feed.put_back(next_try(draw))
+            if groups is not None:
+                self.train(groups)
+            elif not stale:
                 self.now, _, draw, born = heapq.heappop(self.finishing)
                 self.buffer.put(draw, make_group(draw, born))
         return self
@@ -82,12 +82,12 @@ def test_promise_3_tasks_that_are_always_slow_are_trained_too(bound):
         assert done.trained.count(task_id) >= expected / 2
 
 
-def test_a_slot_is_free_only_when_the_new_weights_are_loaded():
+def test_a_place_is_free_only_when_the_new_weights_are_loaded():
     buffer = Buffer(groups_per_step=1, max_staleness=0)
     draw = Feed({"w": [Task("w/train/0", "w", "train")]}, weights={"w": 1.0}, seed=0).draw()
     buffer.admit(draw, version=0)
     buffer.put(draw, make_group(draw, 0))
-    assert buffer.take(version=0).groups is not None
+    assert buffer.take(version=0)[0] is not None
     assert buffer.num_free == 0
     buffer.loaded(1)
     assert buffer.num_free == 1
@@ -99,13 +99,13 @@ def test_a_load_frees_only_what_went_into_it_though_the_next_groups_are_in_train
     for draw in (feed.draw(), feed.draw()):
         buffer.admit(draw, version=0)
         buffer.put(draw, make_group(draw, 0))
-    assert buffer.take(version=0).groups
-    assert buffer.take(version=1).groups
+    assert buffer.take(version=0)[0]
+    assert buffer.take(version=1)[0]
     buffer.loaded(1)
     assert buffer.num_free == 1
 
 
-def test_a_dropped_group_frees_its_slot_at_once():
+def test_a_dropped_group_frees_its_place_at_once():
     buffer = Buffer(groups_per_step=2, max_staleness=0)
     draw = Feed({"w": [Task("w/train/0", "w", "train")]}, weights={"w": 1.0}, seed=0).draw()
     buffer.admit(draw, version=0)
@@ -121,4 +121,4 @@ def test_complete_groups_are_taken_in_the_order_they_were_drawn():
         buffer.admit(draw, version=0)
     for draw in reversed(draws):
         buffer.put(draw, make_group(draw, 0))
-    assert [g.id for g in buffer.take(version=0).groups] == [draws[0].group_id, draws[1].group_id]
+    assert [g.id for g in buffer.take(version=0)[0]] == [draws[0].id, draws[1].id]

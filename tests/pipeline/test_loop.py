@@ -15,13 +15,22 @@ from ludus.controller.client.local import LocalClient
 from ludus.engines.engine import Capabilities
 from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment
-from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, LudusError, StoreFailed, TrainerFailed
+from ludus.errors import (
+    ConfigError,
+    EngineFailed,
+    EnvironmentFailed,
+    LudusError,
+    StoreFailed,
+    TrainerFailed,
+    WorkerLost,
+)
 from ludus.pipeline import loop as loop_module
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES, Loop
-from ludus.rollout.arena import Arena, limits_from
-from ludus.rollout.group import PlaysHere
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.context import RolloutContext
+from ludus.rollout.fake import FakePlayer
+from ludus.rollout.player import LocalPlayer
+from ludus.rollout.sampler import PolicySampler
 from ludus.store.recorder import Recorder
 from ludus.store.run_folder import RunFolder
 from ludus.trainer.fake import FakeTrainer
@@ -57,11 +66,14 @@ class Straggling(WatchedEnvironment):
 class Setup:
     """A loop with its fakes and a real recorder; `on` sees what is recorded, as it is recorded."""
 
-    def __init__(self, folder, environment=None, *, on=None, engine=None, trainer=None, algorithm=None, **options):
+    def __init__(
+        self, folder, environment=None, *, on=None, engine=None, trainer=None, algorithm=None, player=None, **options
+    ):
         self.on: Callable[[Setup, str, Mapping[str, Any]], None] | None = on
         self.environment: FakeEnvironment = environment or WatchedEnvironment(turns=1)
         self.engine = engine or FakeEngine(lambda ids, turn: say("a"))
         self.trainer = trainer or FakeTrainer()
+        self.player = player
         sections = {
             "rollout": {"group_size": 2, "retries": 0},
             "pipeline": {"steps": 5, "groups_per_step": 2, "max_staleness": 1},
@@ -83,8 +95,9 @@ class Setup:
         tasks = {"fake": self.environment.tasks("train")}
         self.loop = Loop(
             self.config,
-            feed=Feed(tasks, weights={"fake": 1.0}, seed=0),
-            player=PlaysHere(Arena(self.client, PolicySpeaker(self.engine), CHAT, limits_from(self.config))),
+            feed=Feed(tasks, weights={"fake": 1.0}, seed=0, rollout=self.config.rollout),
+            player=self.player
+            or LocalPlayer(RolloutContext(self.client, PolicySampler(self.engine), CHAT, self.config.rollout)),
             engine=self.engine,
             trainer=self.trainer,
             algorithm=self.algorithm,
@@ -150,7 +163,7 @@ def test_promise_3_no_trained_group_is_staler_than_the_bound_over_200_steps_with
     assert min(bound, 1) <= max(staleness(setup.trainer)) <= bound
     assert [line["staleness/max"] <= bound for line in setup.folder.metrics()] == [True] * 200
     assert setup.environment.num_open == 0
-    if setup.counted("groups/dropped_stale/fake") > setup.loop.buffer.slots:  # then some were played again by now
+    if setup.counted("groups/dropped_stale/fake") > setup.loop.buffer.capacity:  # then some were played again by now
         check_that_what_went_stale_was_played_again(setup)
 
 
@@ -328,7 +341,7 @@ def test_promise_7_the_state_holds_complete_groups_and_draws_in_progress(tmp_pat
     assert [t.id for t in group.trajectories] == [t.id for t in old_group.trajectories]
     tokens = [[s.ids.tolist() for t in g.trajectories for s in t.sequences] for g in (group, old_group)]
     assert tokens[0] == tokens[1]
-    playing = [admission.draw for admission in setup.loop.buffer.playing]
+    playing = setup.loop.buffer.playing
     assert [resumed.loop.feed.draw() for _ in range(3)] == playing
     assert json.loads(json.dumps(resumed.loop.state()["ready"])) == json.loads(json.dumps(state["ready"]))
 
@@ -385,3 +398,30 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path):
     with pytest.raises(LudusError, match="as ordered"):
         setup.run()
     assert setup.trainer.version <= 4, "at once, not at the next evaluation"
+
+
+# ------------------------------------------------------------------------------------------------ any player
+
+
+def test_a_loop_trains_on_whatever_a_player_plays(tmp_path):
+    player = FakePlayer(lambda order, attempt: float(attempt))
+    setup = Setup(tmp_path, player=player, speakers__stale=0.5, speakers__schedule=[[0, 1.0], [2, 0.0]]).run()
+    assert len(setup.trainer.batches) == 5
+    assert max(staleness(setup.trainer)) <= 1
+    assert {len(order.attempts) for order in player.orders} == {2}
+    chances = {order.born: order.others["stale"] for order in player.orders}
+    assert [chances[version] for version in (0, 1, 2)] == [0.5, 0.25, 0.0], "as the schedule has it at that version"
+
+
+def test_a_player_that_can_play_no_longer_ends_the_run_with_its_cause(tmp_path):
+    player = FakePlayer(lambda order, attempt: 1.0, latency_s=PATIENCE_S)
+    setup = Setup(tmp_path, player=player)
+
+    def break_it(_: Setup) -> bool:
+        if player.orders and not player.closed:
+            player.closed = True
+            player.break_with(WorkerLost("the player's process was killed"))
+        return False
+
+    with pytest.raises(WorkerLost, match="was killed"):
+        setup.run(stop_when=break_it)

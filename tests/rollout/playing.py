@@ -1,16 +1,17 @@
-"""Arenas for tests: a real chat and a real client around a FakeEngine."""
+"""Rollout contexts for tests: a real chat and a real client around a FakeEngine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ludus.config import RolloutConfig
 from ludus.controller.client.local import LocalClient
 from ludus.engines.fake import FakeEngine
 from ludus.environments.environment import Environment
 from ludus.environments.fake import FakeEnvironment
-from ludus.rollout.arena import Arena, Limits
-from ludus.rollout.speaker import PolicySpeaker
+from ludus.rollout.context import RolloutContext
+from ludus.rollout.sampler import PolicySampler
 from ludus.types import Action, Task, ToolCall
 from tests.rollout.families import chat_of
 
@@ -46,9 +47,9 @@ class WatchedEnvironment(FakeEnvironment):
         return sum(session.num_closed == 0 for session in self.sessions)
 
 
-def make_arena(environment: Environment, engine: FakeEngine, **limits: float) -> Arena:
-    chosen: Any = {**LIMITS, **limits}
-    return Arena(LocalClient([environment]), PolicySpeaker(engine), CHAT, Limits(**chosen))
+def make_context(environment: Environment, engine: FakeEngine, **limits: float) -> RolloutContext:
+    chosen = RolloutConfig.model_validate({**LIMITS, **limits})
+    return RolloutContext(LocalClient([environment]), PolicySampler(engine), CHAT, chosen)
 
 
 def say(text: str) -> list[int]:

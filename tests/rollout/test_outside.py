@@ -10,19 +10,17 @@ import numpy as np
 import pytest
 
 from ludus.algorithms import make_algorithm
-from ludus.config import AlgorithmConfig
+from ludus.config import AlgorithmConfig, RolloutConfig
 from ludus.controller.client.local import LocalClient
 from ludus.engines.engine import Answer
 from ludus.engines.fake import FakeEngine
 from ludus.environments import Reply, registry
 from ludus.errors import TrainerFailed
-from ludus.rollout.arena import Arena, Limits
-from ludus.rollout.mixed import MixedSpeaker
-from ludus.rollout.outside import OutsideInTokens, OutsideInWords
-from ludus.rollout.play import Attempt, play
-from ludus.rollout.speaker import Words
+from ludus.rollout.context import RolloutContext
+from ludus.rollout.play import play
+from ludus.rollout.sampler import ChatSampler, PolicySampler, Prompt
 from ludus.store.trajectories import trajectory_from_dict, trajectory_to_dict
-from ludus.types import Action, Group, Message, Sampling, Stop, ToolCall
+from ludus.types import Action, Group, Message, Order, Sampling, Stop, ToolCall
 from tests.rollout.playing import CHAT, LIMITS, call
 
 
@@ -57,20 +55,14 @@ class Talker:
 def play_with(talker, environment, *, ours=(), chance=1.0, **limits):
     """One session; with chance 1 the outside model says everything."""
     engine = FakeEngine(lambda ids, turn: ours[min(turn, len(ours) - 1)])
-    speaker = MixedSpeaker(
-        engine,
-        others={"gpt": chance},
-        draw="turn",
-        seed=0,
-        outside={"gpt": OutsideInWords(talker, chat=CHAT, policy="gpt")},
-    )
+    sampler = PolicySampler(engine, endpoints={"gpt": ChatSampler(talker, chat=CHAT)})
     client = LocalClient([environment])
-    arena = Arena(client, speaker, CHAT, Limits(**{**LIMITS, **limits}))
+    context = RolloutContext(client, sampler, CHAT, RolloutConfig(**{**LIMITS, **limits}))
 
     async def main():
         try:
             (task, *_) = environment.tasks("train")
-            return await play(Attempt("s", task, seed=3), arena=arena)
+            return await play(Order("s", task, seed=(3,), others={"gpt": chance}), context=context)
         finally:
             await client.close()
 
@@ -165,9 +157,11 @@ def test_missing_logprobs_survive_the_store_are_refused_by_the_loss_and_taken_wh
 
 
 def test_one_with_token_ids_is_stored_under_its_own_name_with_its_own_logprobs():
-    speaker = OutsideInTokens(FakeEngine(lambda ids, turn: [5, 6], version=4), policy="teacher")
-    options = {"sampling": Sampling(max_tokens=8, stop_ids=(6,)), "session_id": "s", "session": None, "words": Words()}
-    completion = asyncio.run(speaker.speak([1, 2], **options))
+    teacher = PolicySampler(FakeEngine(lambda ids, turn: [5, 6], version=4))
+    sampler = PolicySampler(FakeEngine(), endpoints={"teacher": teacher})
+    options = {"session_id": "s", "policy": "teacher", "session": None}
+    sampling = Sampling(max_tokens=8, stop_ids=(6,))
+    completion = asyncio.run(sampler.sample(Prompt([1, 2]), sampling=sampling, **options))
     assert (completion.policy, completion.ids, completion.versions) == ("teacher", (5, 6), (4, 4))
     assert all(map(math.isfinite, completion.logprobs))
 

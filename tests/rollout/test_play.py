@@ -13,9 +13,9 @@ from ludus.engines.fake import FakeEngine
 from ludus.environments import registry
 from ludus.environments.fake import FakeEnvironment
 from ludus.rollout import play as play_module
-from ludus.rollout.play import Attempt, play
-from ludus.types import Message, Observation, Stop, Trajectory
-from tests.rollout.playing import CHAT, WatchedEnvironment, call, make_arena, say, says, words_of
+from ludus.rollout.play import play
+from ludus.types import Message, Observation, Order, Stop, Trajectory
+from tests.rollout.playing import CHAT, WatchedEnvironment, call, make_context, say, says, words_of
 
 
 def guess(**options):
@@ -24,13 +24,13 @@ def guess(**options):
 
 def run(environment, engine, *, index=0, seed=1, **limits) -> Trajectory:
     async def main():
-        arena = make_arena(environment, engine, **limits)
+        context = make_context(environment, engine, **limits)
         task = environment.tasks("train")[index]
         try:
-            return await play(Attempt("s1", task, seed=seed), arena=arena)
+            return await play(Order("s1", task, seed=(seed,)), context=context)
         finally:
-            assert arena.activity.longest() == [], "a session that is over is waiting for nothing"
-            await arena.client.close()
+            assert context.activity.longest() == (), "a session that is over is waiting for nothing"
+            await context.client.close()
 
     return asyncio.run(main())
 
@@ -236,9 +236,9 @@ def test_waiting_for_a_free_slot_is_neither_the_turns_time_nor_the_sessions():
     def attempt(limit_s):
         async def main():
             limits = {"turn_timeout_s": limit_s, "session_timeout_s": 1.1 * limit_s}
-            arena = make_arena(environment, FakeEngine(says(*words)), **limits)
-            arena = replace(arena, client=Queueing([environment]))
-            return await play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena)
+            context = make_context(environment, FakeEngine(says(*words)), **limits)
+            context = replace(context, client=Queueing([environment]))
+            return await play(Order("s1", environment.tasks("train")[0], seed=(1,)), context=context)
 
         return asyncio.run(main())
 
@@ -310,22 +310,22 @@ def test_a_cancelled_caller_leaves_no_session_and_no_cache_behind(busy):
     engine = FakeEngine(says("a", "b", "c"), latency_s=60.0 if busy == "engine" else 0.0)
 
     async def main():
-        arena = make_arena(environment, engine, turn_timeout_s=100, session_timeout_s=100)
-        playing = asyncio.create_task(play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena))
-        while not arena.activity.longest():
+        context = make_context(environment, engine, turn_timeout_s=100, session_timeout_s=100)
+        playing = asyncio.create_task(play(Order("s1", environment.tasks("train")[0], seed=(1,)), context=context))
+        while not context.activity.longest():
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await arena.client.close()
-        return arena
+        await context.client.close()
+        return context
 
-    arena = asyncio.run(main())
+    context = asyncio.run(main())
     assert environment.sessions
     assert environment.num_open == 0
     assert engine.released == ["s1"]
-    assert arena.activity.longest() == []
+    assert context.activity.longest() == ()
 
 
 def test_a_caller_that_is_cancelled_while_the_session_closes_does_not_keep_it_open():
@@ -333,15 +333,15 @@ def test_a_caller_that_is_cancelled_while_the_session_closes_does_not_keep_it_op
     engine = FakeEngine(says("a"))
 
     async def main():
-        arena = make_arena(environment, engine)
-        playing = asyncio.create_task(play(Attempt("s1", environment.tasks("train")[0], seed=1), arena=arena))
+        context = make_context(environment, engine)
+        playing = asyncio.create_task(play(Order("s1", environment.tasks("train")[0], seed=(1,)), context=context))
         while not (environment.sessions and environment.sessions[0].turn == 1):
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.03)  # it is done, and takes its time to close
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
-        await arena.client.close()
+        await context.client.close()
 
     asyncio.run(main())
     assert environment.num_open == 0
@@ -367,11 +367,11 @@ def test_sessions_leave_nothing_behind_that_only_the_collector_could_free(blocki
     environment = FakeEnvironment(turns=3, blocking=blocking)
 
     async def unreachable(sessions: int) -> int:
-        arena, task = make_arena(environment, FakeEngine(says("go", "go", "go"))), environment.tasks("train")[0]
+        context, task = make_context(environment, FakeEngine(says("go", "go", "go"))), environment.tasks("train")[0]
         for number in range(sessions):
-            assert (await play(Attempt(str(number), task, seed=1), arena=arena)).stop is not Stop.FAILED
+            assert (await play(Order(str(number), task, seed=(1,)), context=context)).stop is not Stop.FAILED
         found = gc.collect()
-        await arena.client.close()
+        await context.client.close()
         return found
 
     asyncio.run(unreachable(2))  # what is made once

@@ -114,7 +114,7 @@ class PipelineConfig(Section):
         return self.session_processes if self.session_processes >= 0 else int(on_gpu)
 
     @property
-    def slots(self) -> int:
+    def capacity(self) -> int:
         return (self.max_staleness + 1) * self.groups_per_step
 
 

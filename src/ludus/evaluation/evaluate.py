@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ludus.errors import first_fault
 from ludus.evaluation.statistics import mean_success, summarise, summarise_categories
-from ludus.rollout.arena import Arena
-from ludus.rollout.play import Attempt, play
-from ludus.seeds import derive
-from ludus.types import Task, Trajectory
+from ludus.rollout.player import OnTrajectory, Player, ignore, play_all
+from ludus.types import CURRENT, Order, Task, Trajectory
 
 RETRIES = 1
 """An attempt that the world ended is played once more; after that it is reported as unscored, not as a failure of the model."""
@@ -24,42 +20,34 @@ CAUSES = 3
 async def evaluate(
     tasks: Sequence[Task],
     *,
-    arena: Arena,
+    player: Player,
     attempts: int,
     seed: int,
-    max_concurrent: int = 64,
     prefix: str = "eval",
-    on_trajectory: Callable[[Trajectory], None] | None = None,
+    policy: str = CURRENT,
+    temperature: float | None = None,
+    on_trajectory: OnTrajectory = ignore,
     finished: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Every task `attempts` times, in order. What is scored in `finished`, by task and attempt, is taken and not played again."""
-    room = asyncio.Semaphore(max_concurrent)
+    """Plays every task `attempts` times, in order. Attempts that are scored in `finished` are not played again."""
     known = {(each.task.id, each.attempt): each for each in finished if each.stop.scored}
-
-    async def one(task: Task, index: int) -> Trajectory:
-        async with room:
-            for retry in range(RETRIES + 1):
-                name = f"{prefix}/{task.id}.{index}" + (f"r{retry}" if retry else "")
-                noise = derive(seed, "evaluation", task.id, index, retry)
-                trajectory = await play(Attempt(name, task, seed=noise, index=index), arena=arena)
-                if trajectory.stop.scored:
-                    break
-        if on_trajectory is not None:
-            on_trajectory(trajectory)
-        return trajectory
-
-    try:
-        async with asyncio.TaskGroup() as playing:
-            wanted = [(task, index) for task in tasks for index in range(attempts)]
-            running = {
-                (task.id, index): playing.create_task(one(task, index))
-                for task, index in wanted
-                if (task.id, index) not in known
-            }
-    except BaseExceptionGroup as faults:
-        raise first_fault(faults) from faults
-    keys = [(task.id, index) for task, index in wanted]
-    return [known[key] if key in known else running[key].result() for key in keys]
+    keys = [(task, index) for task in tasks for index in range(attempts)]
+    orders = [
+        Order(
+            f"{prefix}/{task.id}",
+            task,
+            seed=(seed, "evaluation", task.id),
+            attempts=(index,),
+            retries=RETRIES,
+            policy=policy,
+            temperature=temperature,
+        )
+        for task, index in keys
+        if (task.id, index) not in known
+    ]
+    played = await play_all(orders, player=player, on_trajectory=on_trajectory)
+    known |= {(each.task.id, each.attempt): each for each in played}
+    return [known[task.id, index] for task, index in keys]
 
 
 def to_report(trajectories: Sequence[Trajectory], *, version: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ludus.algorithms.soundness import doubts
 from ludus.config import RunConfig
 from ludus.engines.embedded import SWITCH_S
 from ludus.engines.engine import Engine
-from ludus.errors import CheckpointFailed, first_fault
+from ludus.errors import CheckpointFailed
 from ludus.garbage import rarely_collected
 from ludus.launch.context import ModelContext, make_model_context, patiently, preparing
 from ludus.launch.engines import require_loads
@@ -151,7 +151,7 @@ class _Training:
             before = await self.evaluate(self.trainer.version)
         if on_loop is not None:
             on_loop(self.loop)
-        await self._run_loop()
+        await self.loop.run()
         await self.checkpoint(self.loop.state())
         if evaluates and not self.loop.stopped:
             after = await self.evaluate(self.trainer.version)
@@ -161,20 +161,6 @@ class _Training:
         self.recorder.event("finished" if finished else "stopped", version=self.trainer.version)
         paths = {"export": str(export), "report": str(report)}
         return {"before": before, "after": after, "version": self.trainer.version, "finished": finished, **paths}
-
-    async def _run_loop(self) -> None:
-        """Run the loop until it ends or a role ends.
-
-        Without an engine every session would fail, be counted as failed, and be played again.
-        """
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                watching = [tasks.create_task(role.ended()) for role in (self.engine, self.trainer, self.player)]
-                await self.loop.run()
-                for watch in watching:
-                    watch.cancel()
-        except BaseExceptionGroup as faults:
-            raise first_fault(faults) from faults
 
     async def evaluate(self, version: int) -> dict[str, Any]:
         if self.last_report is not None and self.last_report["version"] == version:

@@ -1,6 +1,6 @@
 """Which task next: environments by their `mix`, tasks shuffled by epoch or replayed by their `levels`.
 
-Promise: a pure function of its cursor and of what it was told about the groups it drew, so it resumes exactly.
+Promise: a pure function of its cursor and of the results of the groups it drew, so it resumes exactly.
 """
 
 from __future__ import annotations
@@ -8,31 +8,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
-from ludus.config import CurriculumConfig
+from ludus.config import CurriculumConfig, RolloutConfig
 from ludus.errors import ConfigError
 from ludus.pipeline.levels import Levels
 from ludus.pipeline.mix import Mix
 from ludus.seeds import derive
-from ludus.types import Batch, Group, Task
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """One group to play. `index` orders draws; `seed` decides the noise of its attempts; `tries` counts how often it went stale."""
-
-    index: int
-    task: Task
-    seed: int
-    tries: int = 0
-    max_turns: int | None = None
-    """The horizon's limit when it was drawn; None: the environment's own."""
-
-    @property
-    def group_id(self) -> str:
-        return f"g{self.index:06d}" if self.tries == 0 else f"g{self.index:06d}-{self.tries}"
+from ludus.types import Batch, Group, Order, Task
 
 
 class Feed:
@@ -42,6 +26,7 @@ class Feed:
         *,
         weights: Mapping[str, float],
         seed: int,
+        rollout: RolloutConfig | None = None,
         curriculum: CurriculumConfig | None = None,
     ) -> None:
         for environment, listed in tasks.items():
@@ -49,7 +34,8 @@ class Feed:
                 raise ConfigError(
                     f"environment {environment!r} has no tasks in its train split; nothing could be drawn from it"
                 )
-        config = curriculum or CurriculumConfig()
+        config, rollout = curriculum or CurriculumConfig(), rollout or RolloutConfig()
+        self._attempts, self._retries = tuple(range(rollout.group_size)), rollout.retries
         self._tasks = {name: list(listed) for name, listed in tasks.items()}
         self._seed = seed
         self._counts = dict.fromkeys(self._tasks, 0)
@@ -59,10 +45,10 @@ class Feed:
             for name, listed in self._tasks.items()
             if config.tasks == "replay"
         }
-        self._again: deque[Draw] = deque()
+        self._again: deque[Order] = deque()
         self._orders: dict[str, tuple[int, list[int]]] = {}
 
-    def draw(self) -> Draw:
+    def draw(self) -> Order:
         if self._again:
             return self._again.popleft()
         environment = self._mix.pick()
@@ -70,13 +56,13 @@ class Feed:
         self._counts[environment] += 1
         levels = self._levels.get(environment)
         task = levels.choose(count=count, index=index) if levels else self._task(environment, count)
-        return Draw(index=index, task=task, seed=derive(self._seed, index, task.id))
+        return self._order(index, task)
 
-    def settle(self, draw: Draw, group: Group, *, replaced: bool = False) -> None:
-        """A drawn group was played to its end. `replaced`: the filter wants another of its environment in its place."""
+    def settle(self, order: Order, group: Group, *, replaced: bool = False) -> None:
+        """The group was played to its end. `replaced`: the filter wants another of its environment in its place."""
         self._mix.settle(group, replaced=replaced)
-        if levels := self._levels.get(draw.task.environment):
-            levels.learn(group, index=draw.index)
+        if levels := self._levels.get(order.task.environment):
+            levels.learn(group, index=order.index)
 
     def train(self, groups: Sequence[Group], batch: Batch) -> None:
         """These groups went into an optimiser step with this batch, or into a batch that came to none."""
@@ -84,21 +70,21 @@ class Feed:
         for name, levels in self._levels.items():
             levels.train([group for group in groups if group.task.environment == name], batch)
 
-    def drop(self, draw: Draw) -> None:
+    def drop(self, order: Order) -> None:
         """The group came to nothing."""
-        self._mix.drop(draw.task.environment)
-        if levels := self._levels.get(draw.task.environment):
-            levels.note(draw.task, index=draw.index)
+        self._mix.drop(order.task.environment)
+        if levels := self._levels.get(order.task.environment):
+            levels.note(order.task, index=order.index)
 
-    def put_back(self, draw: Draw) -> None:
-        """Drawn again before anything new: an interrupted group, or one that went stale (as another try)."""
-        self._again.append(draw)
+    def put_back(self, order: Order) -> None:
+        """The order is drawn again before anything new."""
+        self._again.append(order)
 
-    def state(self, *, again: Sequence[Draw] = ()) -> dict[str, Any]:
-        """The cursor; `again` are draws in progress, which a resumed run draws first."""
+    def state(self, *, again: Sequence[Order] = ()) -> dict[str, Any]:
+        """The cursor; `again` are orders in progress, which a resumed run draws first."""
         return {
             "counts": dict(self._counts),
-            "again": [draw_to_dict(draw) for draw in (*again, *self._again)],
+            "again": [order_to_dict(order) for order in (*again, *self._again)],
             "mix": self._mix.state(),
             "levels": {name: levels.state() for name, levels in self._levels.items()},
         }
@@ -116,11 +102,17 @@ class Feed:
             self._levels[name].restore(state["levels"][name])
         self._again = deque(self.revive(saved) for saved in state["again"])
 
-    def revive(self, saved: Mapping[str, Any]) -> Draw:
-        task = self.task(saved["task"])
-        return Draw(saved["index"], task, seed=saved["seed"], tries=saved["tries"], max_turns=saved["max_turns"])
+    def revive(self, saved: Mapping[str, Any]) -> Order:
+        order = self._order(saved["index"], self._named(saved["task"]), tries=saved["tries"])
+        return replace(order, max_turns=saved["max_turns"])
 
-    def task(self, task_id: str) -> Task:
+    def _order(self, index: int, task: Task, *, tries: int = 0) -> Order:
+        seed = (derive(self._seed, index, task.id),)
+        return Order(
+            _group_id(index, tries), task, seed, self._attempts, retries=self._retries, index=index, tries=tries
+        )
+
+    def _named(self, task_id: str) -> Task:
         for listed in self._tasks.values():
             for task in listed:
                 if task.id == task_id:
@@ -140,11 +132,16 @@ class Feed:
         return tasks[cached[1][place]]
 
 
-def draw_to_dict(draw: Draw) -> dict[str, Any]:
-    return {
-        "index": draw.index,
-        "task": draw.task.id,
-        "seed": draw.seed,
-        "tries": draw.tries,
-        "max_turns": draw.max_turns,
-    }
+def next_try(order: Order) -> Order:
+    """The order of a group that went stale, to be drawn again."""
+    tries = order.tries + 1
+    return replace(order, id=_group_id(order.index, tries), tries=tries, max_turns=None, born=0, others={})
+
+
+def order_to_dict(order: Order) -> dict[str, Any]:
+    """What `Feed.revive` makes the order from."""
+    return {"index": order.index, "task": order.task.id, "tries": order.tries, "max_turns": order.max_turns}
+
+
+def _group_id(index: int, tries: int) -> str:
+    return f"g{index:06d}-{tries}" if tries else f"g{index:06d}"

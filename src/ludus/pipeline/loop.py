@@ -41,17 +41,18 @@ from ludus.errors import (
     WorkerLost,
     first_fault,
 )
-from ludus.pipeline.buffer import Admission, Buffer
+from ludus.pipeline.buffer import Buffer
 from ludus.pipeline.clock import Ledger, Timekeeper
-from ludus.pipeline.feed import Draw, Feed, draw_to_dict
+from ludus.pipeline.feed import Feed, next_try, order_to_dict
 from ludus.pipeline.horizon import Horizons
 from ludus.pipeline.measure import kept_shares, step_metrics
 from ludus.pipeline.monitor import Monitor
-from ludus.rollout.group import GroupPlayer, Order
+from ludus.rollout.cross_policy import chances_at
+from ludus.rollout.player import Player
 from ludus.store.recorder import Recorder
 from ludus.store.trajectories import group_from_dict, group_to_dict
 from ludus.trainer.trainer import Trainer
-from ludus.types import Batch, Group, Trajectory
+from ludus.types import Batch, Group, Order, Trajectory
 
 STALL_S = 60.0
 """Without a finished group for so long, an event says what every session is waiting for."""
@@ -99,7 +100,7 @@ class Loop:
         config: RunConfig,
         *,
         feed: Feed,
-        player: GroupPlayer,
+        player: Player,
         engine: Engine,
         trainer: Trainer,
         algorithm: Algorithm,
@@ -137,10 +138,11 @@ class Loop:
                 generating = sides.create_task(self._generate())
                 watching = sides.create_task(self._watch())
                 timing = sides.create_task(self._timekeeper().run())
+                # a role that has ended ends the run: without an engine every session would fail and be played again
+                ended = [sides.create_task(role.ended()) for role in (self.engine, self.trainer, self.player)]
                 await self._train(sides)
-                generating.cancel()
-                watching.cancel()
-                timing.cancel()
+                for side in (generating, watching, timing, *ended):
+                    side.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
 
@@ -153,7 +155,7 @@ class Loop:
             self.recorder.timeline,
             totals={
                 "trainer": self._ledger.spent,
-                "sessions": self.player.spent,
+                "sessions": lambda: self.player.stats().spent,
                 "engine": lambda: engine(gauge=False),
             },
             levels={
@@ -173,60 +175,50 @@ class Loop:
         async with asyncio.TaskGroup() as groups:
             while True:
                 await self._until(lambda: self.buffer.num_free > 0)
-                admission = self.buffer.admit(self._draw(), version=self.loaded_version)
-                groups.create_task(self._play(admission))
+                order = self.buffer.admit(self._draw(), version=self.loaded_version)
+                groups.create_task(self._play(order))
 
-    def _draw(self) -> Draw:
-        draw = self.feed.draw()
-        if draw.max_turns is not None:  # decided already, before the run was interrupted
-            return draw
-        return replace(draw, max_turns=self.horizons.limit(draw.task.environment, step=self.loaded_version))
+    def _draw(self) -> Order:
+        order, step, mixed = self.feed.draw(), self.loaded_version, self.config.speakers
+        if order.max_turns is None:  # else it was decided before the run was interrupted
+            order = replace(order, max_turns=self.horizons.limit(order.task.environment, step=step))
+        return replace(order, others=chances_at(mixed.others, mixed.schedule, step=step))
 
-    async def _play(self, admission: Admission) -> None:
-        draw, rollout = admission.draw, self.config.rollout
-        order = Order(
-            draw.group_id,
-            draw.task,
-            seed=draw.seed,
-            size=rollout.group_size,
-            retries=rollout.retries,
-            born=admission.born,
-            max_turns=draw.max_turns,
-        )
+    async def _play(self, order: Order) -> None:
         group = await self.player.play(
             order,
-            on_trajectory=lambda t: self.recorder.trajectory(t, step=self.trainer.version, group_id=draw.group_id),
+            on_trajectory=lambda t: self.recorder.trajectory(t, step=self.trainer.version, group_id=order.id),
         )
-        self._settle(draw, group)
+        self._settle(order, group)
         self._last_progress = time.monotonic()
         self._pulse()
 
-    def _settle(self, draw: Draw, group: Group) -> None:
+    def _settle(self, order: Order, group: Group) -> None:
         """Into the buffer, or out of it when too few attempts were scored, or when the filter wants another group in its place."""
         for trajectory in group.failed:
             self._counts[f"trajectories/failed/{trajectory.stop}"] += 1
         if len(group.trajectories) < self.config.rollout.min_group_size:
-            self._drop_small(draw, group)
+            self._drop_small(order, group)
             return
         self._failed_in_a_row, self._last_group = 0, group
         algorithm = self.config.algorithm
         replaced = algorithm.filter == "dynamic" and not group_differs(shaped(group, config=algorithm))
-        self.feed.settle(draw, group, replaced=replaced)
+        self.feed.settle(order, group, replaced=replaced)
         self._replaced_in_a_row = self._replaced_in_a_row + 1 if replaced else 0
         if replaced:
-            self.buffer.drop(draw)
-            self._counts[f"groups/replaced/{draw.task.environment}"] += 1
+            self.buffer.drop(order)
+            self._counts[f"groups/replaced/{order.task.environment}"] += 1
         else:
-            self.buffer.put(draw, group)
+            self.buffer.put(order, group)
 
-    def _drop_small(self, draw: Draw, group: Group) -> None:
-        self.buffer.drop(draw)
-        self.feed.drop(draw)
-        self._counts[f"groups/dropped_small/{draw.task.environment}"] += 1
+    def _drop_small(self, order: Order, group: Group) -> None:
+        self.buffer.drop(order)
+        self.feed.drop(order)
+        self._counts[f"groups/dropped_small/{order.task.environment}"] += 1
         self._failed_in_a_row += 1
-        if self._failed_in_a_row > max(MAX_FAILED_GROUPS, 2 * self.buffer.slots):
-            section = self.config.environments.get(draw.task.environment)
-            check = section.source if section and section.source else draw.task.environment
+        if self._failed_in_a_row > max(MAX_FAILED_GROUPS, 2 * self.buffer.capacity):
+            section = self.config.environments.get(order.task.environment)
+            check = section.source if section and section.source else order.task.environment
             raise _nothing_to_train(self._failed_in_a_row, group, check=check)
 
     @property
@@ -287,14 +279,14 @@ class Loop:
 
     async def _take(self) -> tuple[Group, ...] | None:
         while not self.stopped and not self._exhausted:
-            taken = self.buffer.take(version=self.trainer.version)
-            for draw in taken.stale:
-                self._counts[f"groups/dropped_stale/{draw.task.environment}"] += 1
-                self.feed.put_back(replace(draw, tries=draw.tries + 1, max_turns=None))
-            if taken.stale:
+            groups, stale = self.buffer.take(version=self.trainer.version)
+            for order in stale:
+                self._counts[f"groups/dropped_stale/{order.task.environment}"] += 1
+                self.feed.put_back(next_try(order))
+            if stale:
                 self._pulse()
-            if taken.groups is not None:
-                return taken.groups
+            if groups is not None:
+                return groups
             self._changed.clear()
             await self._changed.wait()
         return None
@@ -388,15 +380,15 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""
-        feed = self.feed.state(again=[admission.draw for admission in self.buffer.playing])
-        ready = [{"draw": draw_to_dict(draw), "group": group_to_dict(group)} for draw, group in self.buffer.ready]
+        feed = self.feed.state(again=self.buffer.playing)
+        ready = [{"order": order_to_dict(order), "group": group_to_dict(group)} for order, group in self.buffer.ready]
         return {"feed": feed, "ready": ready, "horizons": self.horizons.state(), "monitor": self.monitor.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.feed.restore(state["feed"])
         self.horizons.restore(state["horizons"])
         self.monitor.restore(state["monitor"])
-        self.buffer.restore((self.feed.revive(e["draw"]), group_from_dict(e["group"])) for e in state["ready"])
+        self.buffer.restore((self.feed.revive(e["order"]), group_from_dict(e["group"])) for e in state["ready"])
 
     # -------------------------------------------------------------------------------------------- waiting
 
@@ -406,10 +398,10 @@ class Loop:
             await asyncio.sleep(STALL_S / 4)
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
-                waiting = self.player.longest() or ["the trainer: every session has finished"]
+                waiting = self.player.stats().longest or ["the trainer: every session has finished"]
                 playing = len(self.buffer.playing)
                 text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; waited for longest: {'; '.join(waiting)}"
-                self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=waiting, text=text)
+                self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=list(waiting), text=text)
                 self._last_progress = time.monotonic()
 
     async def _until(self, ready: Callable[[], bool]) -> None:

@@ -78,7 +78,7 @@ def make_profile(
 
 def setting_of(config: RunConfig, *, on_gpu: bool = False) -> Setting:
     return Setting(
-        max_sessions=config.pipeline.slots * config.rollout.group_size,
+        max_sessions=config.pipeline.capacity * config.rollout.group_size,
         max_staleness=config.pipeline.max_staleness,
         max_running=config.engine.sized(on_gpu=on_gpu).max_running,
         in_process=all(section.at == HERE for section in config.environments.values()),

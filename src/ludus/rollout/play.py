@@ -1,4 +1,5 @@
-"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes back, and its stop says why it ended.
+"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes back,
+and its stop says why it ended.
 
 This is the one place where a failed session becomes data: borders name the failure, `play` records it.
 """
@@ -8,49 +9,44 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import TypeVar
 
 from ludus.controller.client.client import ClientSession
+from ludus.engines.engine import Answer
 from ludus.errors import EngineFailed, EnvironmentFailed, LudusError, TurnTimeout, describe
-from ludus.rollout.arena import Arena
-from ludus.rollout.conversation import Spoken
+from ludus.rollout.context import RolloutContext
+from ludus.rollout.conversation import Conversation
+from ludus.rollout.cross_policy import policy_for
 from ludus.seeds import derive
-from ludus.types import Action, Message, Observation, Sampling, Stop, Task, Trajectory, Turn
+from ludus.types import Action, Completion, Message, Observation, Order, Sampling, Stop, Trajectory, Turn
 
 CLOSE_TIMEOUT_S = 5.0
 GENERATING = "generating"
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Which session: its id, its task, its place in the group, and the seed of all its noise."""
-
-    session_id: str
-    task: Task
-    seed: int
-    index: int = 0
+async def play(order: Order, *, attempt: int = 0, retry: int = 0, context: RolloutContext) -> Trajectory:
+    """Plays one session of `order`; raises only when cancelled, or when the fault is ours."""
+    return await _Play(order, context, attempt=attempt, retry=retry).run()
 
 
-async def play(attempt: Attempt, *, arena: Arena) -> Trajectory:
-    """Plays `attempt` and returns its trajectory; raises only when cancelled, or when the fault is ours."""
-    return await _Play(attempt, arena).run()
-
-
-class _Ended(Exception):
-    def __init__(self, stop: Stop) -> None:
-        self.stop = stop
+def session_of(order: Order, *, attempt: int, retry: int) -> tuple[str, int]:
+    """The id of a session, and the seed of all its noise."""
+    again = f"r{retry}" if retry else ""
+    if order.attempts is None:
+        return order.id + again, derive(*order.seed, *([retry] if retry else []))
+    return f"{order.id}.{attempt}{again}", derive(*order.seed, attempt, retry)
 
 
 class _Play:
     """A trajectory in the making."""
 
-    def __init__(self, attempt: Attempt, arena: Arena) -> None:
-        self.attempt, self.arena = attempt, arena
-        self.limits = arena.limits_of(attempt.task)
-        self.conversation = arena.converse(attempt.session_id)
+    def __init__(self, order: Order, context: RolloutContext, *, attempt: int, retry: int) -> None:
+        self.order, self.context, self.limits, self.attempt = order, context, context.limits, attempt
+        self.id, self.seed = session_of(order, attempt=attempt, retry=retry)
+        self.max_turns = context.max_turns_of(order)
+        self.conversation = Conversation(context.chat)
         self.start = Observation()
         self.turns: list[Turn] = []
 
@@ -59,19 +55,19 @@ class _Play:
         try:
             stop, failure = await self._until_ended()
         finally:
-            self.arena.activity.forget(self.attempt.session_id)
-            await self.arena.speaker.release(self.attempt.session_id)
+            self.context.activity.forget(self.id)
+            await self.context.sampler.release(self.id)
         return Trajectory(
-            id=self.attempt.session_id,
-            task=self.attempt.task,
-            attempt=self.attempt.index,
-            seed=self.attempt.seed,
+            id=self.id,
+            task=self.order.task,
+            attempt=self.attempt,
+            seed=self.seed,
             start=self.start,
             turns=tuple(self.turns),
             sequences=self.conversation.sequences(),
             stop=stop,
             failure=failure,
-            max_turns=self.limits.max_turns,
+            max_turns=self.max_turns,
             seconds=time.monotonic() - began,
         )
 
@@ -81,15 +77,13 @@ class _Play:
         try:
             async with clock:
                 session = await self._open()
-                # only now: waiting for a free slot is the world's time, not this session's
+                # only now: waiting for a free slot is not this session's time
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.session_timeout_s)
-                await self._converse(session)
-        except _Ended as ended:
-            return ended.stop, ""
+                return await self._converse(session), ""
         except TurnTimeout as error:
             return Stop.TURN_TIMEOUT, describe(error)
         except TimeoutError:
-            if not clock.expired():  # not a limit of this session: somebody's bug
+            if not clock.expired():  # not a limit of this session: a bug somewhere
                 raise
             return Stop.SESSION_TIMEOUT, self._out_of_time()
         except LudusError as error:
@@ -97,66 +91,63 @@ class _Play:
         finally:
             if session is not None:
                 await _close(session)
-        return Stop.DONE, ""
 
     async def _open(self) -> ClientSession:
         self._note("opening")
-        attempt, limit_s = self.attempt, self.limits.turn_timeout_s
-        return await self.arena.client.open(attempt.task, seed=attempt.seed, timeout_s=limit_s)
+        return await self.context.client.open(self.order.task, seed=self.seed, timeout_s=self.limits.turn_timeout_s)
 
-    async def _converse(self, session: ClientSession) -> None:
-        """Turns until the environment is done; raises _Ended where something else ends the session."""
+    async def _converse(self, session: ClientSession) -> Stop:
         self.start = self._cut(await self._in_turn_time(session.start(), "starting"))
         if self.start.done:
-            return
+            return Stop.DONE
         self.conversation.start(self.start.messages, self.start.tools or ())
-        for index in range(self.limits.max_turns):
-            observation = await self._turn(index, session)
-            if observation.done:
-                return
-            if sum(turn.observation.invalid for turn in self.turns) > self.limits.max_invalid:
-                raise _Ended(Stop.INVALID)
-            if index + 1 < self.limits.max_turns:  # the last observation prompts nobody: it is no part of a sequence
+        for index in range(self.max_turns):
+            if stop := await self._turn(index, session):
+                return stop
+            if index + 1 < self.max_turns:  # the last observation prompts no turn: it is no part of a sequence
+                observation = self.turns[-1].observation
                 self.conversation.observe(observation.messages, observation.tools)
-        raise _Ended(Stop.MAX_TURNS)
+        return Stop.MAX_TURNS
 
-    async def _turn(self, index: int, session: ClientSession) -> Observation:
+    async def _turn(self, index: int, session: ClientSession) -> Stop | None:
+        """Samples and acts; returns a stop where the session ends with this turn."""
         began = time.monotonic()
-        spoken = await self._speak(index, session)
+        free = self.limits.max_tokens - self.conversation.num_prompt_tokens
+        if free <= 0:
+            return Stop.MAX_TOKENS
+        said = await self._sample(index, session, max_tokens=min(self.limits.max_turn_tokens, free))
         generated = time.monotonic()
-        turn = partial(
-            Turn,
-            index=index,
-            action=spoken.action,
-            policy=spoken.policy,
-            version=spoken.version,
-            num_prompt_tokens=spoken.num_prompt_tokens,
-            num_tokens=spoken.num_tokens,
-            generate_s=generated - began,
-        )
+        turn = replace(self.conversation.add(said, turn=index), generate_s=generated - began)
         # before acting: a failure of the environment must not lose what was sampled
-        self.turns.append(turn(observation=Observation()))
-        if not spoken.complete:
-            full = spoken.num_prompt_tokens + spoken.num_tokens >= self.limits.max_tokens
-            raise _Ended(Stop.MAX_TOKENS if full else Stop.MAX_TURN_TOKENS)
-        observation = self._cut(await self._react(session, spoken.action))
-        self.turns[-1] = turn(observation=observation, act_s=time.monotonic() - generated)
-        return observation
+        self.turns.append(turn)
+        if said.stop != "end":
+            full = turn.num_prompt_tokens + turn.num_tokens >= self.limits.max_tokens
+            return Stop.MAX_TOKENS if full else Stop.MAX_TURN_TOKENS
+        observation = self._cut(await self._react(session, turn.action))
+        self.turns[-1] = replace(turn, observation=observation, act_s=time.monotonic() - generated)
+        if observation.done:
+            return Stop.DONE
+        invalid = sum(turn.observation.invalid for turn in self.turns)
+        return Stop.INVALID if invalid > self.limits.max_invalid else None
 
-    async def _speak(self, index: int, session: ClientSession) -> Spoken:
-        room = self.limits.max_tokens - self.conversation.num_prompt_tokens
-        if room <= 0:
-            raise _Ended(Stop.MAX_TOKENS)
+    async def _sample(self, index: int, session: ClientSession, *, max_tokens: int) -> Completion | Answer:
+        order, context = self.order, self.context
+        seed = derive(self.seed, "turn", index)
         sampling = Sampling(
-            max_tokens=min(self.limits.max_turn_tokens, room),
-            temperature=self.limits.temperature,
-            seed=derive(self.attempt.seed, "turn", index),
+            max_tokens=max_tokens,
+            temperature=self.limits.temperature if order.temperature is None else order.temperature,
+            stop_ids=context.chat.stop_ids if context.chat else (),
+            seed=seed,
         )
+        policy = policy_for(order, draw=context.draw, run_seed=context.seed, session_id=self.id, turn_seed=seed)
         self._note(GENERATING)
-        return await self.conversation.speak(turn=index, sampling=sampling, session=session)
+        prompt = self.conversation.prompt()
+        return await context.sampler.sample(
+            prompt, sampling=sampling, session_id=self.id, policy=policy, session=session
+        )
 
     async def _react(self, session: ClientSession, action: Action) -> Observation:
-        if action.problem:  # the model hears what was wrong with its call; the environment never sees it
+        if action.problem:  # the model reads what was wrong with its call; the environment never sees it
             return Observation(messages=(Message("tool", action.problem),), invalid=True)
         return await self._in_turn_time(session.act(action), "acting")
 
@@ -173,15 +164,15 @@ class _Play:
             raise TurnTimeout(f"{doing} exceeded {limit_s:g} s") from None
 
     def _out_of_time(self) -> str:
-        doing = self.arena.activity.doing(self.attempt.session_id)
+        doing = self.context.activity.doing(self.id)
         border = EngineFailed if doing == GENERATING else EnvironmentFailed
         return f"{border.__name__}: the session exceeded {self.limits.session_timeout_s:g} s while {doing}"
 
     def _note(self, doing: str) -> None:
-        self.arena.activity.note(self.attempt.session_id, self.attempt.task, doing)
+        self.context.activity.note(self.id, self.order.task, doing)
 
     def _cut(self, observation: Observation) -> Observation:
-        """A megabyte of text would fill every context: it is cut, and the model is told."""
+        """Cuts long text, which would fill the model's context, and says so in the message."""
         most = self.limits.max_observation_chars
         if all(len(message.content) <= most for message in observation.messages):
             return observation
@@ -201,4 +192,4 @@ async def _close(session: ClientSession) -> None:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await session.close()
     except (TimeoutError, LudusError):
-        return  # the trajectory stands; what a worker cannot close, its lease frees
+        return  # the trajectory stands; a session that cannot be closed ends with its lease

@@ -83,6 +83,13 @@ def parse(text: str, *, format: ToolFormat) -> Action:
     return Action(content, tuple(calls))
 
 
+def read_from_text(action: Action) -> Action:
+    """Reads calls that a server left in the text because it does not know the model's format."""
+    if action.tool_calls or action.problem:
+        return action
+    return parse(action.content, format=detect(action.content))
+
+
 def write(action: Action, *, format: ToolFormat, newlines: bool = False) -> str:
     """The text that `parse` reads back as `action`. `newlines` sets tags and JSON on their own lines, as Qwen's templates do."""
     return "".join(text for text, _ in write_parts(action, format=format, newlines=newlines))

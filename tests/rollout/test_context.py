@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ludus.rollout import arena as arena_module
-from ludus.rollout.arena import Activity
+from ludus.rollout import context as context_module
+from ludus.rollout.context import Activity
 from ludus.types import Task
 
 TASK = Task("t/train/0", "t", "train")
@@ -11,7 +11,7 @@ TASK = Task("t/train/0", "t", "train")
 
 def test_the_seconds_of_all_sessions_are_counted_by_what_they_wait_for(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(arena_module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(context_module.time, "monotonic", lambda: now)
     activity = Activity()
     activity.note("a", TASK, "generating")
     activity.note("b", TASK, "generating")

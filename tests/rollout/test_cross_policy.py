@@ -1,7 +1,8 @@
-"""Who speaks: drawn per turn or per session by the seed alone, and stored with what was said."""
+"""Which policy samples: drawn per turn or per session by the seed alone, and stored with what was said."""
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,62 +10,66 @@ from hypothesis import strategies as st
 
 from ludus.engines.fake import FakeEngine
 from ludus.environments.fake import FakeEnvironment
-from ludus.rollout.mixed import MixedSpeaker, part_at, pick_speaker
-from ludus.rollout.play import Attempt, play
-from ludus.rollout.speaker import PolicySpeaker, Words
-from ludus.types import CURRENT, Sampling
-from tests.rollout.playing import make_arena, say
+from ludus.rollout.cross_policy import chances_at, part_at, pick_policy, policy_for
+from ludus.rollout.play import play
+from ludus.types import CURRENT, Order, Task
+from tests.rollout.playing import make_context, say
 
 OTHERS = {"stale": 0.25, "reference": 0.25}
+TASK = Task("w/train/0", "w", "train")
 
 
-def play_all(make_speaker, *, count=40, turns=4):
+def order_of(others, *, task=TASK, name="s", seed=0):
+    return Order(name, task, seed=(seed,), others=others)
+
+
+def play_all(draw, others=OTHERS, *, count=40, turns=4):
     """Trajectories of `count` sessions, on an engine that serves three policies at versions 9, 5 and 0."""
     engine = FakeEngine(lambda ids, turn: say(f"word{turn}"), version=9)
     environment = FakeEnvironment(turns=turns)
-    arena = make_arena(environment, engine)
-    object.__setattr__(arena, "speaker", make_speaker(engine))
+    context = replace(make_context(environment, engine), draw=draw)
     task = environment.tasks("train")[0]
 
     async def main():
         await engine.add_policy("stale", version=5)
         await engine.add_policy("reference", version=0)
         try:
-            return [await play(Attempt(f"s{n}", task, seed=n), arena=arena) for n in range(count)]
+            orders = [order_of(others, task=task, name=f"s{n}", seed=n) for n in range(count)]
+            return [await play(order, context=context) for order in orders]
         finally:
-            await arena.client.close()
+            await context.client.close()
 
     return asyncio.run(main())
 
 
-def mixed(draw, others=OTHERS):
-    return lambda engine: MixedSpeaker(engine, others=others, draw=draw, seed=0)
-
-
 def test_chances_are_taken_from_the_toss_and_current_has_the_rest():
     tosses = [n / 1000 for n in range(1000)]
-    assert Counter(pick_speaker(OTHERS, toss) for toss in tosses) == {"stale": 250, "reference": 250, CURRENT: 500}
-    assert {pick_speaker({}, toss) for toss in tosses} == {CURRENT}
+    assert Counter(pick_policy(order_of(OTHERS), toss=toss) for toss in tosses) == {
+        "stale": 250,
+        "reference": 250,
+        CURRENT: 500,
+    }
+    assert {pick_policy(order_of({}), toss=toss) for toss in tosses} == {CURRENT}
 
 
-def test_per_turn_one_session_has_several_speakers_in_about_their_shares():
-    trajectories = play_all(mixed("turn"))
+def test_per_turn_one_session_has_several_policies_in_about_their_shares():
+    trajectories = play_all("turn")
     spoken = Counter(turn.policy for trajectory in trajectories for turn in trajectory.turns)
     assert spoken.total() == 160
     assert all(20 < spoken[name] < 60 for name in OTHERS)
     assert any(len({turn.policy for turn in trajectory.turns}) > 1 for trajectory in trajectories)
 
 
-def test_per_session_a_session_has_one_speaker():
-    trajectories = play_all(mixed("session"))
+def test_per_session_a_session_has_one_policy():
+    trajectories = play_all("session")
     assert all(len({turn.policy for turn in trajectory.turns}) == 1 for trajectory in trajectories)
     assert {trajectory.turns[0].policy for trajectory in trajectories} == {CURRENT, "stale", "reference"}
 
 
 @pytest.mark.parametrize("draw", ["turn", "session"])
-def test_every_token_has_the_version_of_its_own_speaker_and_age_is_that_of_the_current_policy(draw):
+def test_every_token_has_the_version_of_its_own_policy_and_age_is_that_of_the_current_policy(draw):
     versions = {CURRENT: 9, "stale": 5, "reference": 0}
-    for trajectory in play_all(mixed(draw)):
+    for trajectory in play_all(draw):
         (sequence,) = trajectory.sequences
         for turn in trajectory.turns:
             own = sequence.versions[sequence.sampled & (sequence.turns == turn.index)]
@@ -72,16 +77,14 @@ def test_every_token_has_the_version_of_its_own_speaker_and_age_is_that_of_the_c
         assert trajectory.oldest_version in (9, None)
 
 
-def test_the_seed_alone_decides_who_speaks():
-    first, second = (
-        [[turn.policy for turn in trajectory.turns] for trajectory in play_all(mixed("turn"))] for _ in range(2)
-    )
+def test_the_seed_alone_decides_which_policy_samples():
+    first, second = ([[turn.policy for turn in trajectory.turns] for trajectory in play_all("turn")] for _ in range(2))
     assert first == second
 
 
 @pytest.mark.parametrize("draw", ["turn", "session"])
 def test_a_pool_of_one_is_no_pool(draw):
-    def spoken(make_speaker):
+    def asked_with(others):
         asked = []
 
         class Watched(FakeEngine):
@@ -90,20 +93,20 @@ def test_a_pool_of_one_is_no_pool(draw):
                 return await super().generate(ids, sampling=sampling, session_id=session_id, policy=policy)
 
         engine = Watched(lambda ids, turn: say("x"))
-        arena = make_arena(FakeEnvironment(turns=2), engine)
-        object.__setattr__(arena, "speaker", make_speaker(engine))
+        context = replace(make_context(FakeEnvironment(turns=2), engine), draw=draw)
         task = FakeEnvironment(turns=2).tasks("train")[0]
 
         async def main():
             try:
-                await play(Attempt("s", task, seed=4), arena=arena)
+                await play(order_of(others, task=task, seed=4), context=context)
             finally:
-                await arena.client.close()
+                await context.client.close()
 
         asyncio.run(main())
         return asked
 
-    assert spoken(mixed(draw, others={})) == spoken(PolicySpeaker)
+    assert asked_with({}) == asked_with({"stale": 0.0})
+    assert {policy for *_, policy in asked_with({})} == {CURRENT}
 
 
 # ------------------------------------------------------------------------------------------------ a schedule of shares
@@ -129,15 +132,11 @@ def test_the_part_stays_between_its_points_and_is_theirs_at_them(schedule, step)
 
 
 def test_a_smaller_part_gives_turns_back_to_the_current_policy_and_to_nobody_else():
-    """The same coins: whoever is drawn with half the chances was drawn, or stood in his place, with all of them."""
+    """The same coins: a policy that is drawn with half the chances is drawn, or precedes in the list, with all of them."""
 
     def drawn(part):
-        def make(engine):
-            speaker = MixedSpeaker(engine, others=OTHERS, draw="turn", seed=0)
-            speaker.part = part
-            return speaker
-
-        return Counter(turn.policy for trajectory in play_all(make) for turn in trajectory.turns)
+        played = play_all("turn", chances_at(OTHERS, [(0, part)], step=0))
+        return Counter(turn.policy for trajectory in played for turn in trajectory.turns)
 
     whole, half, none = drawn(1.0), drawn(0.5), drawn(0.0)
     assert none == {CURRENT: 160}
@@ -146,19 +145,21 @@ def test_a_smaller_part_gives_turns_back_to_the_current_policy_and_to_nobody_els
     assert half["reference"] > 0
 
 
-def test_who_was_drawn_for_a_session_speaks_to_its_end_whatever_the_part_becomes():
-    engine = FakeEngine(lambda ids, turn: say("x"))
-    speaker = MixedSpeaker(engine, others={"stale": 0.99}, draw="session", seed=0)
-    speak = {"sampling": Sampling(max_tokens=8), "session": None, "words": Words()}
+def test_the_policy_of_a_session_is_the_same_in_all_its_turns_and_that_of_a_turn_is_drawn_anew():
+    def drawn(draw):
+        order = order_of({"stale": 0.5})
+        seeds = {"draw": draw, "run_seed": 0, "session_id": "g000000.0"}
+        return {policy_for(order, turn_seed=seed, **seeds) for seed in range(20)}
 
-    async def main():
-        await engine.add_policy("stale", version=5)
-        spoken = []
-        for part in (1.0, 0.0):
-            speaker.part = part
-            spoken.append((await speaker.speak([1], session_id="s", **speak)).policy)
-        await speaker.release("s")
-        spoken.append((await speaker.speak([1], session_id="s", **speak)).policy)
-        return spoken
+    assert len(drawn("session")) == 1
+    assert drawn("turn") == {"stale", CURRENT}
 
-    assert asyncio.run(main()) == ["stale", "stale", CURRENT], "and is forgotten with it"
+
+def test_the_draws_are_those_of_earlier_versions():
+    """Literal values: a change of these would change every run with other policies."""
+    order = order_of({"stale": 0.4, "reference": 0.3})
+    seeds = {"order": order, "run_seed": 7}
+    turns = [policy_for(draw="turn", session_id="s", turn_seed=seed, **seeds) for seed in range(8)]
+    sessions = [policy_for(draw="session", session_id=f"g000001.{n}", turn_seed=0, **seeds) for n in range(8)]
+    assert turns == ["current", "reference", "current", "stale", "current", "current", "reference", "stale"]
+    assert sessions == ["stale", "current", "current", "current", "reference", "reference", "stale", "stale"]

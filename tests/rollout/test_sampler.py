@@ -1,8 +1,8 @@
 import asyncio
 
 from ludus.engines.engine import Answer
-from ludus.rollout.speaker import ChatSpeaker, sayable
-from ludus.types import Action, Sampling, ToolCall
+from ludus.rollout.sampler import ChatSampler, Prompt, encodable
+from ludus.types import CURRENT, Action, Sampling, ToolCall
 
 
 class Babbling:
@@ -13,11 +13,12 @@ class Babbling:
 
 
 def test_what_no_prompt_could_repeat_becomes_a_question_mark():
-    asking = ChatSpeaker(Babbling()).answer((), tools=(), sampling=Sampling(max_tokens=1), session_id="s", session=None)
+    options = {"sampling": Sampling(max_tokens=1), "session_id": "s", "policy": CURRENT, "session": None}
+    asking = ChatSampler(Babbling()).sample(Prompt(), **options)
     action = asyncio.run(asking).action
     assert action == Action("a?b", (ToolCall("gu?ess", {"n": 1}, id="?"),), problem="?")
 
 
 def test_what_people_write_stays_as_it_is():
     action = Action("naïve 😀 語", (ToolCall("guess", {"n": "é"}),))
-    assert sayable(action) == action
+    assert encodable(action) == action

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from ludus.engines.fake import FakeEngine
-from ludus.rollout.group import Order, play_group
-from ludus.rollout.speaker import SolverSpeaker
-from ludus.types import Group, Stop
-from tests.rollout.playing import CHAT, WatchedEnvironment, make_arena, says
+from ludus.rollout.player import LocalPlayer
+from ludus.rollout.sampler import SOLVER, SolverSampler
+from ludus.types import Group, Order, Stop
+from tests.rollout.playing import CHAT, WatchedEnvironment, make_context, says
 
 
-def run(environment, engine, *, size=4, retries=0, speaker=None, **limits) -> Group:
+def run(environment, engine, *, size=4, retries=0, sampler=None, **limits) -> Group:
     async def main():
-        arena = make_arena(environment, engine, **limits)
-        if speaker is not None:
-            object.__setattr__(arena, "speaker", speaker)
+        context = make_context(environment, engine, **limits)
+        if sampler is not None:
+            context = replace(context, sampler=sampler)
         task = environment.tasks("train")[0]
         try:
-            return await play_group(Order("g1", task, seed=7, size=size, retries=retries, born=3), arena=arena)
+            order = Order("g1", task, seed=(7,), attempts=tuple(range(size)), retries=retries, born=3)
+            return await LocalPlayer(context).play(order)
         finally:
-            await arena.client.close()
+            await context.client.close()
 
     return asyncio.run(main())
 
@@ -92,10 +94,10 @@ def test_a_bug_of_ours_ends_the_other_attempts_too(monkeypatch):
     assert sorted(engine.released) == ["g1.0", "g1.1", "g1.2", "g1.3"]
 
 
-def test_a_solver_speaks_in_tokens_like_a_policy():
-    group = run(WatchedEnvironment(), FakeEngine([]), size=2, speaker=SolverSpeaker(CHAT, mistakes=0.0))
+def test_a_solver_samples_tokens_like_a_policy():
+    group = run(WatchedEnvironment(), FakeEngine([]), size=2, sampler=SolverSampler(mistakes=0.0, chat=CHAT))
     assert [t.reward for t in group.trajectories] == pytest.approx([1.0, 1.0])
-    assert {turn.policy for t in group.trajectories for turn in t.turns} == {SolverSpeaker.POLICY}
+    assert {turn.policy for t in group.trajectories for turn in t.turns} == {SOLVER}
     assert all(t.oldest_version is None for t in group.trajectories), "no token of the current policy"
 
 
@@ -106,5 +108,5 @@ def test_a_world_without_a_solver_says_so():
             session.solve = None
             return session
 
-    group = run(Unsolved(), FakeEngine([]), size=1, speaker=SolverSpeaker(CHAT, mistakes=0.0))
+    group = run(Unsolved(), FakeEngine([]), size=1, sampler=SolverSampler(mistakes=0.0, chat=CHAT))
     assert "has no solve()" in group.failed[0].failure

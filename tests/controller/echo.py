@@ -62,7 +62,7 @@ class Peer:
         return None
 
     async def _serve(self, connection: Any) -> None:
-        link = Connection(connection, endpoints={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
+        link = Connection(connection, handlers={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
         self.links.append(link)
         await link.run()
 

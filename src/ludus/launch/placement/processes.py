@@ -30,8 +30,7 @@ from ludus.config import RunConfig
 from ludus.environments.registry import search_path
 from ludus.errors import EnvironmentFailed, LudusError, WorkerLost, describe
 from ludus.launch.placement.pipe import Pipe
-from ludus.processes.child import how_ended
-from ludus.processes.supervisor import Supervisor
+from ludus.processes.supervisor import Supervisor, how_ended
 from ludus.rollout.group import OnTrajectory, Order, assembled
 from ludus.rollout.speaker import Speaker, Words
 from ludus.types import Completion, Group, Sampling, Trajectory

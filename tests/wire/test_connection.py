@@ -28,7 +28,7 @@ def test_a_call_that_ends_with_its_link_before_it_began_is_ended_without_a_warni
         began.append(body)
 
     async def main():
-        link = Connection(Silent(), endpoints={"do": Handler(str, answer)})
+        link = Connection(Silent(), handlers={"do": Handler(str, answer)})
         running = asyncio.create_task(link.run())
         await asyncio.sleep(0)
         link._read(b"[" + encode({"id": 1, "call": "do", "body": "it"}) + b"]")

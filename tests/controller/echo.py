@@ -55,7 +55,7 @@ class Peer:
     async def cut(self) -> None:
         """All connections break; the next one is accepted."""
         for link in self.links:
-            link._connection.transport.abort()
+            link._transport.transport.abort()
         await asyncio.sleep(0)
 
     def greet(self, connection: Any, request: Any) -> Any:

@@ -145,7 +145,7 @@ def test_what_a_process_sent_before_it_died_is_read_and_its_callers_learn_how_it
         process = await Process(supervisor, "echo", ECHO, handlers={"heard": Handler(str, heard.append)}).start()
         with pytest.raises(WorkerLost, match="echo is lost"):
             await process.connection.call("last_words", ["a", "b", "c"])
-        assert await process.wait() == 3
+        await process.wait()
         return process.explain(), heard
 
     assert supervised(scene) == ("echo ended with exit code 3", ["a", "b", "c"])

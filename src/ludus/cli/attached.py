@@ -1,7 +1,9 @@
-"""The `ludus` command as the child of another process: `python -m ludus.cli.attached serve worker ...`.
+"""The `ludus` command as the child of another process: `python -m ludus.cli.attached serve worker
+...`.
 
-Promise: it does not outlive its parent, however that ends. Standard input is a pipe that only the parent
-holds and that ends with it; the kernel kills this process too, because a thread waits for the interpreter's lock.
+Promise: it does not outlive its parent, however that ends. Standard input is a pipe that only
+the parent holds and that ends with it; the kernel kills this process too, because a thread waits
+for the interpreter's lock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Sessions with a process each, from a pool. Promise: whatever happens in one, only its session notices.
+"""Sessions with a process each, from a pool. Promise: a failure in one affects its session only.
 
-    open ──▶ idle process, or a new one ──▶ session ──close──▶ idle again, while it is young and small; else replaced
-                                              └── a cancelled call, or too much memory ──▶ killed
+    open ──▶ idle or new process ──▶ session ──close──▶ idle, while young and small; else replaced
+                                        └── a cancelled call, or too much memory ──▶ killed
 
-A warm process saves the start of an interpreter and the environment's imports, half a second at least.
+A warm process saves the start of an interpreter and the environment's imports, half a second at
+least.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import random
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self, TypeVar
 
 from ludus.environments.environment import Environment
 from ludus.environments.registry import search_path, source_of
@@ -42,7 +43,9 @@ _LOOK_S = 1.0
 """Between two looks at the memory of all processes."""
 _END_S = 2.0
 """From the end of the connection to the end of the process."""
+_COMMAND = (sys.executable, "-m", "ludus.hosting.session_process")
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class PoolLimits:
     max_sessions: int = 100
     """A process is replaced after this number of sessions."""
     max_bytes: int = 2**30
-    """A process with more memory is replaced after its session; one with twice as much is killed at once."""
+    """A process with more is replaced after its session; one with twice as much is killed."""
     num_warm: int = 1
     """Idle processes kept ready for each environment."""
 
@@ -77,7 +80,7 @@ class ProcessPool:
         return len(self._all)
 
     async def prepare(self) -> None:
-        """Waits until every environment has a warm process, so that one that cannot be imported fails at start."""
+        """Starts a warm process for every environment; one that cannot be imported fails here."""
         await asyncio.gather(*(self._warm_up(name) for name in self._specs))
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
@@ -118,9 +121,9 @@ class ProcessPool:
         too_old = process.num_sessions >= self.limits.max_sessions
         if self._closed or not process.alive or too_old or memory_of(process.pid) > self.limits.max_bytes:
             self._retire(process, "its process was replaced")
-            self._warm_up_soon(process.name)
+            self._warm_up_soon(process.spec.name)
         else:
-            self._idle[process.name].append(process)
+            self._idle[process.spec.name].append(process)
 
     async def _take(self, name: str) -> SessionProcess:
         self._room = self._room or asyncio.Semaphore(self.limits.max_processes)
@@ -143,16 +146,16 @@ class ProcessPool:
     async def _start(self, name: str) -> SessionProcess:
         while len(self._all) >= self.limits.max_processes and (idle := next(filter(None, self._idle.values()), None)):
             self._retire(idle.pop(0), "another environment needed its place")
-        process = SessionProcess(self._specs[name], supervisor=self._supervisor)
+        environ, spec = {"PYTHONPATH": search_path()}, self._specs[name]
+        process = SessionProcess(self._supervisor, "its process", _COMMAND, environ, handlers={}, spec=spec)
         self._all.add(process)
         if self._watching is None or self._watching.done():
             self._watching = asyncio.create_task(self._watch())
         try:
-            await process.start()
+            return await process.start()
         except BaseException:
             self._retire(process, "its process could not be started")
             raise
-        return process
 
     def _retire(self, process: SessionProcess, reason: str) -> None:
         process.kill(reason)
@@ -162,8 +165,7 @@ class ProcessPool:
         ending.add_done_callback(self._ending.discard)
 
     def _warm_up_soon(self, name: str) -> None:
-        full = len(self._idle[name]) >= self.limits.num_warm or len(self._all) >= self.limits.max_processes
-        if not self._closed and not full:
+        if not self._closed and len(self._idle[name]) < self.limits.num_warm:
             warming = asyncio.create_task(self._try_to_warm_up(name))
             self._warming.add(warming)
             warming.add_done_callback(self._warming.discard)
@@ -175,7 +177,7 @@ class ProcessPool:
             _log.warning("no process could be kept ready for %s: %s", name, error)
 
     async def _warm_up(self, name: str) -> None:
-        starting = sum(process.name == name and not process.ready for process in self._all)
+        starting = sum(process.spec.name == name and not process.ready for process in self._all)
         for _ in range(self.limits.num_warm - len(self._idle[name]) - starting):
             if len(self._all) < self.limits.max_processes:
                 self._idle[name].append(await self._start(name))
@@ -189,44 +191,35 @@ class ProcessPool:
                     process.kill(f"its process held {held / 2**20:.0f} MiB, twice its limit, and was killed")
 
 
-class SessionProcess:
-    """A process of the pool, which has made its environment when it is `ready`."""
+@dataclass(eq=False)
+class SessionProcess(Process):
+    """A process of the pool; `ready` when it has made its environment."""
 
-    def __init__(self, spec: EnvironmentSpec, *, supervisor: Supervisor) -> None:
-        self.name = spec.name
-        self.num_sessions = 0
-        self.ready = False
-        self._spec, self._supervisor = spec, supervisor
-        self._process: Process | None = None
+    spec: EnvironmentSpec = field(kw_only=True)
+    num_sessions: int = 0
+    ready: bool = False
 
-    @property
-    def alive(self) -> bool:
-        return self.ready and self._process is not None and self._process.alive
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else 0
-
-    async def start(self) -> None:
-        command, environ = (sys.executable, "-m", "ludus.hosting.session_process"), {"PYTHONPATH": search_path()}
-        process = Process(self._supervisor, "its process", command, environ, handlers={})
-        with border(EnvironmentFailed, f"{self.name}: no process could be started"):
-            self._process = await process.start()
+    async def start(self) -> Self:
+        with border(EnvironmentFailed, f"{self.spec.name}: no process could be started"):
+            await super().start()
+        assert self.connection is not None
         try:
             async with asyncio.timeout(START_S):
-                await self._call("make", self._spec)
+                await self.connection.call("make", self.spec)
         except TimeoutError:
-            raise EnvironmentFailed(f"{self.name}: its process was not ready within {START_S:g} s") from None
+            raise EnvironmentFailed(f"{self.spec.name}: its process was not ready within {START_S:g} s") from None
         except WorkerLost:
-            reason = await self.ended()
-            raise EnvironmentFailed(f"{self.name}: could not be made in a process of its own: {reason}") from None
+            how = await self.ended()
+            raise EnvironmentFailed(f"{self.spec.name}: could not be made in a process of its own: {how}") from None
         self.ready = True
+        return self
 
     async def call(self, name: str, body: Any = None, *, answer: Any = None, where: str) -> Any:
-        """Whatever goes wrong there is EnvironmentFailed. When the caller is cancelled, the process is killed:
-        nothing else is sure to stop the call."""
+        """Any failure is EnvironmentFailed. A cancelled caller kills the process: only that
+        surely stops the call."""
+        assert self.connection is not None
         try:
-            return await self._call(name, body, answer=answer)
+            return await self.connection.call(name, body, answer=answer)
         except asyncio.CancelledError:
             self.kill(f"{where} was given up, and its process killed")
             raise
@@ -235,24 +228,13 @@ class SessionProcess:
         except ControllerFailed as error:
             raise EnvironmentFailed(f"{where}: {error}") from None
 
-    def kill(self, reason: str) -> None:
-        if self._process is not None:
-            self._process.kill(reason)
-
     async def ended(self) -> str:
         """Waits for the end of a process that is dead or dying, and returns how it ended."""
-        if self._process is None:
-            return "its process was not started"
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
-                await self._process.wait()
+                await self.wait()
         self.kill("its process closed the connection")
-        return self._process.explain()
-
-    async def _call(self, name: str, body: Any, *, answer: Any = None) -> Any:
-        assert self._process is not None
-        assert self._process.connection is not None
-        return await self._process.connection.call(name, body, answer=answer)
+        return self.explain()
 
 
 class IsolatedSession:
@@ -263,23 +245,20 @@ class IsolatedSession:
         self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
-        observation: Observation = await self._call("start", answer=Observation)
-        return observation
+        return await self._call("start", answer=Observation)
 
     async def act(self, action: Action) -> Observation:
-        observation: Observation = await self._call("act", action, answer=Observation)
-        return observation
+        return await self._call("act", action, answer=Observation)
 
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
         player, seed = draw_player(mistakes=mistakes, rng=rng)
         return await self.propose(player, seed=seed)
 
     async def propose(self, player: Player, *, seed: int) -> Action:
-        action: Action = await self._call("propose", Propose(player, seed), answer=Action)
-        return action
+        return await self._call("propose", Propose(player, seed), answer=Action)
 
     async def close(self) -> None:
-        """Returns within CLOSE_S and never raises; a caller that is cancelled meanwhile does not stop it."""
+        """Returns within CLOSE_S and never raises; a cancelled caller does not stop it."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -294,8 +273,9 @@ class IsolatedSession:
         finally:
             self._pool.give_back(self._process)
 
-    async def _call(self, name: str, body: Any = None, *, answer: Any = None) -> Any:
-        return await self._process.call(name, body, answer=answer, where=f"{self._task.id}: {name}")
+    async def _call(self, name: str, body: Any = None, *, answer: type[T] | None = None) -> T:
+        value: T = await self._process.call(name, body, answer=answer, where=f"{self._task.id}: {name}")
+        return value
 
 
 def spec_of(environment: Environment) -> EnvironmentSpec:

@@ -1,5 +1,5 @@
-"""A process that hosts one session at a time: `python -m ludus.hosting.session_process FD PARENT`. The
-other end of its connection is process_pool.py."""
+"""A process that hosts one session at a time: `python -m ludus.hosting.session_process FD
+PARENT`. The other end of its connection is process_pool.py."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Inside a process that a Supervisor started: it ends with its parent, and has a connection to it.
 
-A process with a connection is started with two more arguments: the socket's file descriptor and the parent's pid.
+A process with a connection is started with two more arguments: the socket's file descriptor and
+the parent's pid.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """The kernel (Linux) kills this process when `parent` ends, even while a call holds the interpreter's lock."""
+    """Asks Linux to kill this process when `parent` ends, even if a call holds the interpreter."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before we asked

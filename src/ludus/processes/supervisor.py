@@ -1,9 +1,11 @@
-"""Processes that this one starts, watches, ends and explains. Promise: when this process is gone, however it
-ended, so are they and all they started; a process id that may have been reused is never signalled.
+"""Processes that this one starts, watches, ends and explains. Promise: when this process is gone,
+however it ended, so are they and all they started; a process id that may have been reused is never
+signalled.
 
-Each has a session and process group of its own: a Ctrl-C is for this process alone, and what a process has
-started is killed with it. A shell waits at a pipe that only this process holds: `kill -9` closes it too, and
-then the shell kills the groups it knows. The child's side is parent.py.
+Each has a session and process group of its own: a Ctrl-C is for this process alone, and what a
+process has started is killed with it. A shell waits at a pipe that only this process holds:
+`kill -9` closes it too, and then the shell kills the groups it knows. The child's side is
+parent.py.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Supervisor:
         self._tell("+", group)
 
     def kill(self, group: int) -> None:
-        """Kills the group and forgets it; does nothing for one that was forgotten, whose id may be reused."""
+        """Kills the group and forgets it; a forgotten one, whose id may be reused, is left
+        alone."""
         if group not in self._groups:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -94,8 +97,8 @@ class Supervisor:
 
 @dataclass(eq=False)
 class Process:
-    """`command` with `environ` beside our own variables. Its output goes to `log`, if there is one. With
-    `handlers`, even none, it gets a connection: see parent.py."""
+    """`command` with `environ` beside our own variables. Its output goes to `log`, if there is
+    one. With `handlers`, even none, it gets a connection: see parent.py."""
 
     supervisor: Supervisor
     name: str
@@ -109,23 +112,23 @@ class Process:
     """Why it is not restarted any more."""
     _reason: str = field(default="", init=False)
     """Why we killed it, if we did."""
-    _popen: subprocess.Popen[bytes] = field(init=False)
+    _popen: subprocess.Popen[bytes] | None = field(default=None, init=False)
     _running: asyncio.Task[str] | None = field(default=None, init=False)
     _keeping: asyncio.Task[None] | None = field(default=None, init=False)
     _log_start: int = field(default=0, init=False)
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._popen.pid if self._popen else 0
 
     @property
     def returncode(self) -> int | None:
         """None while it runs. The group is killed as soon as its leader is known to have ended."""
-        code = self._popen.poll()
-        if code is not None:
-            self.supervisor.kill(self.pid)
-            if self._popen.stdin is not None:
-                self._popen.stdin.close()
+        if self._popen is None or (code := self._popen.poll()) is None:
+            return None
+        self.supervisor.kill(self.pid)
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
         return code
 
     @property
@@ -155,34 +158,33 @@ class Process:
         """From here on it is restarted when it ends."""
         self._keeping = asyncio.create_task(self._keep())
 
-    async def wait(self) -> int:
-        """Returns the exit code, after what the process has sent was read and its group was killed."""
-        while (code := self.returncode) is None:
+    async def wait(self) -> None:
+        """Returns when it has ended, what it sent was read, and what it started was killed."""
+        while self._popen is not None and self.returncode is None:
             await asyncio.sleep(_POLL_S)
         if self.connection is not None and self._running is not None:
             await asyncio.wait([self._running], timeout=_UNREAD_S)
             self._running.cancel()
             await self.connection.close()
-        return code
 
     async def stop(self, *, grace_s: float = STOP_S) -> None:
-        """Closes its connection, or sends SIGTERM to one without, and kills it if it runs after `grace_s`."""
+        """Closes its connection, or sends SIGTERM if it has none, and kills it after `grace_s`."""
         if self._keeping is not None:
             self._keeping.cancel()
-        if self.returncode is None:
-            if self.connection is not None:
-                await self.connection.close()
-            else:
-                self._popen.terminate()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
-                    await self.wait()
+        if self.connection is not None:
+            await self.connection.close()
+        elif self._popen is not None and self.returncode is None:
+            self._popen.terminate()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self.wait()
         self.kill(f"{self.name} was killed: it did not end within {grace_s:g} s")
         await self.wait()
 
     def kill(self, reason: str) -> None:
-        """Kills it and all it has started. `reason` explains its end, unless it has ended before."""
-        if self.returncode is None:
+        """Kills it and all it has started. `reason` explains its end, unless it has ended
+        already."""
+        if self._popen is not None and self.returncode is None:
             self._reason = self._reason or reason
             self.supervisor.kill(self.pid)
 
@@ -233,7 +235,7 @@ def how_ended(code: int) -> str:
 
 
 def memory_of(pid: int) -> int:
-    """Resident bytes of a process and its descendants; 0 where the system does not say (only Linux does)."""
+    """Resident bytes of a process and its descendants (Linux; elsewhere 0)."""
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         children = [

@@ -23,12 +23,13 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A body on the wire. Fields with a default may be missing and unknown fields are ignored, so that
-    old and new versions understand each other. A field may be an `np.ndarray`, or an `array` of numbers."""
+    """A body on the wire. Fields with a default may be missing and unknown fields are ignored,
+    so that old and new versions understand each other. A field may be an `np.ndarray`, or an
+    `array` of numbers."""
 
 
 class Fault(Record, frozen=True):
-    """A failure on the wire: its class in `ludus.errors`, its text, and the HTTP status that fits it."""
+    """A failure on the wire: its class in `ludus.errors`, its text, and the HTTP status."""
 
     kind: str
     message: str
@@ -36,8 +37,8 @@ class Fault(Record, frozen=True):
 
 
 class Envelope(Record, frozen=True):
-    """A call has `call` and, where an answer is wanted, an id. An answer has the id of its call and a body
-    or an error. `cancel` is the id of a call that the sender no longer waits for."""
+    """A call has `call` and, where an answer is wanted, an id. An answer has the id of its call
+    and a body or an error. `cancel` is the id of a call that the sender no longer waits for."""
 
     id: int = 0
     call: str = ""
@@ -60,8 +61,8 @@ class _Completion(Record, frozen=True):
 
 
 def encode(value: Any) -> bytes:
-    """The JSON of a record or a type of `ludus.types`. A lone surrogate, which a model may produce, becomes
-    a question mark."""
+    """JSON of a record or a type of `ludus.types`. A model's lone surrogate becomes a question
+    mark."""
     if type(value) is Completion:
         ids, versions = np.array(value.ids, "<i8"), np.array(value.versions, "<i8")
         value = _Completion(ids, np.array(value.logprobs, "<f8"), versions, value.stop, value.policy)

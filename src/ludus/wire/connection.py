@@ -1,8 +1,9 @@
-"""One connection that carries many calls, both ways. Promise: every call ends with its answer, a named
-failure, or WorkerLost.
+"""One connection that carries many calls, both ways. Promise: every call ends with its answer, a
+named failure, or WorkerLost.
 
-Envelopes wait in the outbox; one task empties it into a frame whenever the transport is ready. A lone call
-leaves at once, and under load dozens share a frame. Either end may call the handlers of the other.
+Envelopes wait in the outbox; one task empties it into a frame whenever the transport is ready. A
+lone call leaves at once, and under load dozens share a frame. Either end may call the handlers of
+the other.
 
     call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox ──▶ ...
       └─ waits in `_waiting` by id ◀──────────────── answer ◀───────────────────────────────────────┘
@@ -23,8 +24,9 @@ from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
 from ludus.wire.codec import MAX_FRAME_BYTES, Envelope, Fault, decode, decode_frame, encode, error_of, fault_of
 
 MAX_ENVELOPES = 32
-"""In one frame: the other end should begin to work before everything has been written. With 512, two ends
-with a thousand sessions wait for each other in turn, and there are 40 % fewer turns per second."""
+"""In one frame: the other end should begin to work before everything has been written. With 512,
+two ends with a thousand sessions wait for each other in turn, and there are 40 % fewer turns per
+second."""
 FRAME_BYTES = 2**20
 """A frame of this size is full, whatever the number of its envelopes."""
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
@@ -43,10 +45,11 @@ class Transport(Protocol):
 
 
 class Handler(NamedTuple):
-    """What the other end may call: the type of the body (None: no body) and the function that answers.
+    """What the other end may call: type of the body (None: no body) and the function that answers.
 
-    A plain function must be quick: it runs on the loop, before the next envelope is read. A coroutine runs
-    as a task, which is cancelled when the connection ends. A future is answered from and left alone.
+    A plain function must be quick: it runs on the loop, before the next envelope is read. A
+    coroutine runs as a task, which is cancelled when the connection ends. A future is answered
+    from and left alone.
     """
 
     body: Any
@@ -54,7 +57,7 @@ class Handler(NamedTuple):
 
 
 class Connection:
-    """`handlers`: what the other end may call, by name. Whoever makes a connection awaits its `run()`."""
+    """`handlers`: what the other end may call. Whoever makes a connection awaits its `run()`."""
 
     def __init__(
         self, transport: Transport, *, handlers: Mapping[str, Handler] | None = None, peer: str = "the other end"

@@ -1,8 +1,9 @@
-"""A connection that is dialled again when it breaks. Promise: a call ends with its answer or a named failure.
+"""A connection that is dialled again when it breaks. Promise: a call ends with an answer or a
+failure.
 
-A call that was in flight when the connection broke is repeated on the next one, so it must be safe to
-repeat: all of ours are, because they carry ids (controller/records.py). `patience_s` limits the dialling;
-how long a call may take is up to its caller.
+A call that was in flight when the connection broke is repeated on the next one, so it must be
+safe to repeat: all of ours are, because they carry ids (controller/records.py). `patience_s`
+limits the dialling; how long a call may take is up to its caller.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 MAX_TIMES = 5
 """A call is given up after its connection broke this often."""
 TOO_FAST, TOO_FAST_S = 429, 0.2
-"""The status of a call refused because its client calls too often, and the mean pause before a repetition."""
+"""Status of a call that was refused for its client's rate, and the mean pause before the next."""
 NOT_REACHED = (OSError, TimeoutError, EOFError, WebSocketException)
 SHUN_S = 30.0
 """With `patience_s` 0, a peer that could not be reached is not dialled again for this long."""
@@ -135,7 +136,7 @@ class ReconnectingConnection:
 
 
 def connection_url(url: str) -> str:
-    """The websocket of the controller at this http(s) URL. A URL with a password would be logged, so it is refused."""
+    """A controller's websocket. A URL with a password is refused, because it would be logged."""
     scheme, separator, rest = url.rstrip("/").partition("://")
     if "@" in rest:
         raise ConfigError("the controller's URL holds a password; leave it out and set LUDUS_TOKEN to the access token")

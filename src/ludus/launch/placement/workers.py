@@ -1,7 +1,7 @@
 """A controller on loopback and workers that host environments, as processes of a run.
 
-Promise: all are ready or the run does not begin, and the error shows their logs; one that ends is restarted;
-none outlives the run.
+Promise: all are ready or the run does not begin, and the error shows their logs; one that ends
+is restarted; none outlives the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ludus.processes.supervisor import Process, Supervisor
 from ludus.types import Task
 
 READY_S = 60.0
-"""From the start of the processes until all environments are on offer: a worker may import and build a lot."""
+"""Until all environments are on offer: a worker may import and build a lot."""
 POLL_S = 0.02
 _URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -97,7 +97,8 @@ class WorkersClient(RemoteClient):
 
 
 def hosted_part(config: RunConfig) -> RunConfig:
-    """The part of a run file that its workers need: their environments. Other sections may name environments elsewhere."""
+    """What workers need of a run: their environments. Other sections may name environments
+    elsewhere."""
     return RunConfig(environments={name: e for name, e in config.environments.items() if e.at == WORKERS})
 
 

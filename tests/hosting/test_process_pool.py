@@ -215,7 +215,7 @@ def test_a_warm_process_waits_for_each_session():
         assert pid == warm.pid
         await until(lambda: len(pool._idle["isolated"]) >= 1)
         await session.close()
-        return pool.num_processes
+        return len(pool._all)
 
     assert scene(play, limits=PoolLimits(num_warm=1)) == 2
 

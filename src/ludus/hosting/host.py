@@ -84,9 +84,8 @@ class Host:
         if not isinstance(declared, Declared) or declared.level == "none":
             return None
         if self._sandboxes is None:
-            raise ConfigError(
-                f"environment {environment.name!r} needs a sandbox ({declared.level}), and this host was given none"
-            )
+            needs = f"environment {environment.name!r} needs a sandbox ({declared.level})"
+            raise ConfigError(f"{needs}, and this host was given none")
         call = partial(self._sandboxes.open, declared.need, image=declared.image, session=label)
         return await self.call(call, where=f"{task.id}: sandbox", afterwards=_close_quietly)
 
@@ -99,8 +98,7 @@ class Host:
         began: Callable[[Call], object] | None = None,
         hold_s: float | None = None,
     ) -> Any:
-        """Runs author code, on a thread or, if it is async, on the loop. `afterwards`: see
-        threads.Call."""
+        """Runs author code on a thread, or on the loop if it is async. `afterwards`: as in Call."""
         value = function
         if not _is_async(function):
             call = self._threads.begin(function)
@@ -209,14 +207,12 @@ class HostedSession:
 
 
 def draw_player(*, mistakes: float, rng: random.Random) -> tuple[Player, int]:
-    """The player and its seed: not `rng` itself, for a player in another process must draw the
-    same."""
+    """The player and its seed: one in another process must draw the same, so it gets no `rng`."""
     return ("random_action" if rng.random() < mistakes else "solve"), rng.getrandbits(53)
 
 
 def failed(error: BaseException, *, where: str, hold_s: float = MAX_HOLD_S) -> EnvironmentFailed:
-    """Names what author code raised; SystemExit and CancelledError too, which errors.border lets
-    pass."""
+    """Names what author code raised: also a SystemExit, which errors.border lets pass."""
     if isinstance(error, Stopped):
         return TurnTimeout(
             f"{where} held the event loop for {hold_s:g} s and was stopped; move code that computes or blocks to a plain "
@@ -234,18 +230,21 @@ async def _awaiting(value: Any) -> Any:
 
 
 async def _in_task(work: Coroutine[Any, Any, Any], *, afterwards: Callable[[Any], object] | None) -> Any:
+    def left_behind(task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and task.exception() is None and afterwards is not None:
+            afterwards(task.result())
+
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(partial(_left_behind, afterwards=afterwards))
+        task.add_done_callback(left_behind)
         raise
 
 
 async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD_S) -> Any:
-    """For a task, where a SystemExit would end the loop and an author's CancelledError look like
-    ours."""
+    """In a task, a SystemExit would end the loop and an author's CancelledError look like ours."""
     try:
         return await work
     except KeyboardInterrupt:
@@ -255,11 +254,6 @@ async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise failed(error, where=where, hold_s=hold_s) from error
-
-
-def _left_behind(task: asyncio.Future[Any], *, afterwards: Callable[[Any], object] | None) -> None:
-    if not task.cancelled() and task.exception() is None and afterwards is not None:
-        afterwards(task.result())
 
 
 def _checked(check: Callable[[Any], T], answer: Any, *, where: str) -> T:

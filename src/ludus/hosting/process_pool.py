@@ -3,14 +3,12 @@
     open ──▶ idle or new process ──▶ session ──close──▶ idle, while young and small; else replaced
                                         └── a cancelled call, or too much memory ──▶ killed
 
-A warm process saves the start of an interpreter and the environment's imports, half a second at
-least.
+A warm process saves the start of an interpreter and the imports, half a second at least.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 import sys
@@ -32,6 +30,7 @@ from ludus.errors import (
     border,
     describe,
 )
+from ludus.hosting.answers import serialisable
 from ludus.hosting.host import CLOSE_S, Player, draw_player
 from ludus.hosting.session_process import EnvironmentSpec, OpenTask, Propose
 from ludus.processes.supervisor import Process, Supervisor, memory_of
@@ -74,10 +73,6 @@ class ProcessPool:
         self._ending: set[asyncio.Task[str]] = set()
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
-
-    @property
-    def num_processes(self) -> int:
-        return len(self._all)
 
     async def prepare(self) -> None:
         """Starts a warm process for every environment; one that cannot be imported fails here."""
@@ -215,8 +210,7 @@ class SessionProcess(Process):
         return self
 
     async def call(self, name: str, body: Any = None, *, answer: Any = None, where: str) -> Any:
-        """Any failure is EnvironmentFailed. A cancelled caller kills the process: only that
-        surely stops the call."""
+        """Any failure is EnvironmentFailed. A cancelled caller kills the process, which may hang."""
         assert self.connection is not None
         try:
             return await self.connection.call(name, body, answer=answer)
@@ -280,16 +274,11 @@ class IsolatedSession:
 
 def spec_of(environment: Environment) -> EnvironmentSpec:
     source, options = source_of(environment), dict(environment.options)
-    try:
-        json.dumps(options, allow_nan=False)
-    except (TypeError, ValueError):
-        source = ""
-    if not source:
+    if not source or not serialisable(options):
         raise ConfigError(
             f'environment {environment.name!r} asks for isolation = "process", and another process cannot make it: '
             "define its class at the top of a module, with options that are plain data"
         )
     declared = getattr(environment, "declared", None)
-    if not isinstance(declared, Declared) or declared.level == "none":
-        return EnvironmentSpec(environment.name, source, options)
-    return EnvironmentSpec(environment.name, source, options, sandbox=declared.level, image=declared.image)
+    needs = declared if isinstance(declared, Declared) and declared.level != "none" else Declared()
+    return EnvironmentSpec(environment.name, source, options, sandbox=needs.level, image=needs.image)

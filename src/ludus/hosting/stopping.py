@@ -1,5 +1,4 @@
-"""Stops author code that is out of time. Promise: Python code ends wherever it is, and nothing else
-is hit.
+"""Stops author code that is out of time. Promise: Python code ends, and nothing else is hit.
 
 An exception is raised in the thread from outside (PyThreadState_SetAsyncExc) and arrives at its
 next bytecode. A loop in Python therefore ends. A call inside C code (a long sleep, a numeric
@@ -101,8 +100,7 @@ class Watch(Stay):
         self._by_signal = False
 
     def use_signals(self) -> None:
-        """For a loop in the main thread of our process: a signal also ends a blocking system
-        call."""
+        """For a loop in the main thread of our process: signals also end blocking system calls."""
         signal.signal(signal.SIGUSR2, self._struck)
         self._by_signal = True
 

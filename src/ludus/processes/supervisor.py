@@ -37,6 +37,7 @@ _UNREAD_S = 1.0
 """For what a process that has ended still sent."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _KILL_GROUPS_AT_END = """
+exec > /dev/null 2>&1
 groups=' '
 while read -r sign group; do
   case $sign in
@@ -57,21 +58,15 @@ class Supervisor:
 
     def add(self, group: int) -> None:
         if self._shell is None or self._shell.poll() is not None:
-            self._shell = subprocess.Popen(
-                ["/bin/sh", "-c", _KILL_GROUPS_AT_END],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            command = ["/bin/sh", "-c", _KILL_GROUPS_AT_END]
+            self._shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
             for known in self._groups:
                 self._tell("+", known)
         self._groups.add(group)
         self._tell("+", group)
 
     def kill(self, group: int) -> None:
-        """Kills the group and forgets it; a forgotten one, whose id may be reused, is left
-        alone."""
+        """Kills and forgets the group. A forgotten one, whose id may be reused, is left alone."""
         if group not in self._groups:
             return
         with suppress(ProcessLookupError, PermissionError):
@@ -182,8 +177,7 @@ class Process:
         await self.wait()
 
     def kill(self, reason: str) -> None:
-        """Kills it and all it has started. `reason` explains its end, unless it has ended
-        already."""
+        """Kills it and all it started. `reason` explains its end, unless it has ended already."""
         if self._popen is not None and self.returncode is None:
             self._reason = self._reason or reason
             self.supervisor.kill(self.pid)

@@ -23,9 +23,8 @@ T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A body on the wire. Fields with a default may be missing and unknown fields are ignored,
-    so that old and new versions understand each other. A field may be an `np.ndarray`, or an
-    `array` of numbers."""
+    """A body on the wire. Fields may be np.ndarray or array.array. For the sake of other versions,
+    fields with a default may be missing and unknown fields are ignored."""
 
 
 class Fault(Record, frozen=True):
@@ -61,8 +60,7 @@ class _Completion(Record, frozen=True):
 
 
 def encode(value: Any) -> bytes:
-    """JSON of a record or a type of `ludus.types`. A model's lone surrogate becomes a question
-    mark."""
+    """JSON of a record or a type of `ludus.types`. A lone surrogate becomes a question mark."""
     if type(value) is Completion:
         ids, versions = np.array(value.ids, "<i8"), np.array(value.versions, "<i8")
         value = _Completion(ids, np.array(value.logprobs, "<f8"), versions, value.stop, value.policy)

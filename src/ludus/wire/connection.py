@@ -24,9 +24,8 @@ from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
 from ludus.wire.codec import MAX_FRAME_BYTES, Envelope, Fault, decode, decode_frame, encode, error_of, fault_of
 
 MAX_ENVELOPES = 32
-"""In one frame: the other end should begin to work before everything has been written. With 512,
-two ends with a thousand sessions wait for each other in turn, and there are 40 % fewer turns per
-second."""
+"""In one frame: the other end should begin to work before everything is written. With 512, two ends
+with a thousand sessions wait for each other, and there are 40 % fewer turns per second."""
 FRAME_BYTES = 2**20
 """A frame of this size is full, whatever the number of its envelopes."""
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
@@ -165,45 +164,39 @@ class Connection:
 
     def _serve(self, envelope: Envelope) -> None:
         try:
-            handler = self._handlers.get(envelope.call)
-            if handler is None:
-                known = sorted(self._handlers)
-                raise ControllerFailed(
-                    f"no such call {envelope.call!r}.{nearest(envelope.call, known)} Known: {', '.join(known)}.",
-                    status=404,
-                )
-            result = handler.function(None if handler.body is None else decode(envelope.body, handler.body))
+            result = self._handled(envelope)
+            if not inspect.isawaitable(result):
+                self._reply(Envelope(id=envelope.id, body=_packed(result)))
+                return
         except Exception as error:
-            self._answer(envelope.id, error=fault_of(error))
-            return
-        if not inspect.isawaitable(result):
-            self._answer(envelope.id, body=result)
+            self._reply(Envelope(id=envelope.id, error=fault_of(error)))
             return
         if not isinstance(result, asyncio.Future):
-            result = asyncio.ensure_future(result)
-            key = envelope.id or object()
+            result, key = asyncio.ensure_future(result), envelope.id or object()
             self._serving[key] = result
             result.add_done_callback(lambda _: self._serving.pop(key, None))
-        result.add_done_callback(partial(self._answer_from, envelope.id))
+        result.add_done_callback(partial(self._reply_from, envelope.id))
 
-    def _answer_from(self, number: int, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            self._answer(number, error=Fault("WorkerLost", "the call was cancelled on the other end", 503))
-        elif (error := future.exception()) is not None:
-            self._answer(number, error=fault_of(error))
-        else:
-            self._answer(number, body=future.result())
+    def _handled(self, envelope: Envelope) -> Any:
+        handler = self._handlers.get(envelope.call)
+        if handler is None:
+            known = sorted(self._handlers)
+            near = nearest(envelope.call, known)
+            raise ControllerFailed(f"no such call {envelope.call!r}.{near} Known: {', '.join(known)}.", status=404)
+        return handler.function(None if handler.body is None else decode(envelope.body, handler.body))
 
-    def _answer(self, number: int, *, body: Any = None, error: Fault | None = None) -> None:
-        if not number or self._over is not None:
-            return
-        if error is None:
-            try:
-                self._post(Envelope(id=number, body=_packed(body)))
-                return
-            except Exception as failure:  # not JSON, or too large: the caller must learn of it
-                error = fault_of(failure)
-        self._post(Envelope(id=number, error=error))
+    def _reply_from(self, number: int, future: asyncio.Future[Any]) -> None:
+        try:
+            self._reply(Envelope(id=number, body=_packed(future.result())))
+        except asyncio.CancelledError:
+            cancelled = Fault("WorkerLost", "the call was cancelled on the other end", 503)
+            self._reply(Envelope(id=number, error=cancelled))
+        except BaseException as error:  # the handler's, or of a body that is not JSON or too large
+            self._reply(Envelope(id=number, error=fault_of(error)))
+
+    def _reply(self, envelope: Envelope) -> None:
+        if envelope.id and self.alive:
+            self._post(envelope)
 
     def _end(self, reason: str) -> None:
         self._over = reason

@@ -43,13 +43,22 @@ class WorkersClient(RemoteClient):
         folder.mkdir(parents=True, exist_ok=True)
         token, supervisor = secrets.token_hex(16), Supervisor()
         environ = {"LUDUS_TOKEN": token, "LUDUS_RUN": config.name}
-
+        wanted = {name for name, section in config.environments.items() if section.at == WORKERS}
         started: list[Process] = []
+        client: Self | None = None
 
         async def start(name: str, log: str, *arguments: str) -> Process:
             command = (sys.executable, "-m", "ludus.cli.attached", "serve", *arguments)
             started.append(await Process(supervisor, name, command, environ, log=folder / log).start())
             return started[-1]
+
+        async def listening() -> re.Match[str] | None:
+            return _URL.search(controller.output())
+
+        async def ready() -> bool:
+            assert client is not None
+            await client.refresh()
+            return wanted <= client.environments().keys()
 
         try:
             state = folder / "state"
@@ -57,7 +66,7 @@ class WorkersClient(RemoteClient):
             # on loopback a connection breaks because its process ended, so a short grace is enough
             place = ("--host", "127.0.0.1", "--state", str(state), "--max-rate", "0", "--grace-s", "1", "--port")
             controller = await start("the run's controller", "controller.log", "controller", *place, "0")
-            url = await _listening(controller)
+            url = (await _until(listening, processes=[controller])).group(0)
             controller.command = (*controller.command[:-1], url.rpartition(":")[2])  # restarted, it must be found there
             run_file = folder / "run.toml"
             run_file.write_text(dump_config(hosted_part(config)), encoding="utf-8")
@@ -65,10 +74,12 @@ class WorkersClient(RemoteClient):
             for number in range(config.workers.num):
                 await start(f"worker {number}", f"worker-{number}.log", "worker", *options)
             client = cls(url, processes=started, token=token, **settings)
-            await client._begin(wanted={name for name, e in config.environments.items() if e.at == WORKERS})
+            await _until(ready, processes=started)
         except BaseException:
-            await _stop(started)
+            await (_stop(started) if client is None else client.close())
             raise
+        for process in started:
+            process.keep_running()
         return client
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
@@ -82,41 +93,17 @@ class WorkersClient(RemoteClient):
         await super().close()
         await _stop(self._processes)
 
-    async def _begin(self, *, wanted: set[str]) -> None:
-        async def ready() -> bool:
-            await self.refresh()
-            return wanted <= self.environments().keys()
-
-        try:
-            await _until(ready, processes=self._processes)
-        except BaseException:
-            await super().close()
-            raise
-        for process in self._processes:
-            process.keep_running()
-
 
 def hosted_part(config: RunConfig) -> RunConfig:
-    """What workers need of a run: their environments. Other sections may name environments
-    elsewhere."""
+    """What workers need of a run: other sections may name environments that are elsewhere."""
     return RunConfig(environments={name: e for name, e in config.environments.items() if e.at == WORKERS})
 
 
-async def _listening(controller: Process) -> str:
-    async def ready() -> bool:
-        return _URL.search(controller.output()) is not None
-
-    await _until(ready, processes=[controller])
-    found = _URL.search(controller.output())
-    assert found is not None
-    return found.group(0)
-
-
-async def _until(ready: Callable[[], Awaitable[bool]], *, processes: list[Process]) -> None:
+async def _until(ready: Callable[[], Awaitable[Any]], *, processes: list[Process]) -> Any:
     """Waits for `ready`; raises if a process ends before, or after READY_S."""
     loop = asyncio.get_running_loop()
     give_up = loop.time() + READY_S
-    while not await ready():
+    while not (answer := await ready()):
         for process in processes:
             if process.returncode is not None:
                 raise ControllerFailed(f"the run's own workers did not start. {process.explain()}")
@@ -124,6 +111,7 @@ async def _until(ready: Callable[[], Awaitable[bool]], *, processes: list[Proces
             explained = "\n".join(process.explain() for process in processes)
             raise ControllerFailed(f"the run's own workers were not ready within {READY_S:g} s.\n{explained}")
         await asyncio.sleep(POLL_S)
+    return answer
 
 
 async def _stop(processes: list[Process]) -> None:

@@ -9,7 +9,7 @@ ROOT = {"types", "errors", "config", "seeds", "garbage", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "wire": set(),
-    "processes": set(),
+    "processes": {"wire"},
     "environments": set(),
     "algorithms": set(),
     "models": set(),

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from ludus.controller.client.remote import RemoteClient
 from ludus.errors import LudusError
-from ludus.hosting.session_process import die_with
+from ludus.processes.parent import die_with
 from ludus.types import Action, Task
 from tests.chaos.worlds import NAMES
 

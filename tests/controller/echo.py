@@ -55,14 +55,14 @@ class Peer:
     async def cut(self) -> None:
         """All connections break; the next one is accepted."""
         for link in self.links:
-            link._connection.transport.abort()
+            link._transport.transport.abort()
         await asyncio.sleep(0)
 
     def greet(self, connection: Any, request: Any) -> Any:
         return None
 
     async def _serve(self, connection: Any) -> None:
-        link = Connection(connection, endpoints={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
+        link = Connection(connection, handlers={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
         self.links.append(link)
         await link.run()
 

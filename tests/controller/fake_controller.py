@@ -46,7 +46,7 @@ class FakeController:
             "heartbeat": Handler(Heartbeat, self.beats.append),
             "ended": Handler(Ended, self.ended.put_nowait),
         }
-        link = Connection(connection, endpoints=endpoints, peer="the worker")
+        link = Connection(connection, handlers=endpoints, peer="the worker")
         self.links.append(link)
         await link.run()
 

@@ -90,7 +90,7 @@ async def dial(url, path, *, token="", endpoints=None):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     address = url.replace("http", "ws", 1) + path
     connection = await connect(address, additional_headers=headers, compression=None, max_size=None)
-    return Linked(connection, Connection(connection, endpoints=endpoints))
+    return Linked(connection, Connection(connection, handlers=endpoints))
 
 
 class FakeWorker:

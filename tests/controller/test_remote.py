@@ -350,7 +350,9 @@ def test_an_open_that_nobody_waits_for_any_more_is_withdrawn():
     run(scenario)
 
 
-@pytest.mark.parametrize(("token", "got"), [("", "no token was given"), ("stale", "not valid there, or no longer")])
+@pytest.mark.parametrize(
+    ("token", "got"), [("", "no access token was given"), ("stale", "not valid there, or no longer")]
+)
 def test_a_refused_token_is_told_with_the_next_move_and_not_tried_again(token, got):
     async def main():
         async with plane() as (controller, _):
@@ -379,5 +381,5 @@ def test_what_is_too_large_to_send_is_refused_and_nobody_else_notices(monkeypatc
 
 
 def test_something_that_is_no_url_is_told_what_one_looks_like():
-    with pytest.raises(ConfigError, match=r"'localhost:7100' is no controller's URL.*http://127"):
-        line_module.link_url("localhost:7100")
+    with pytest.raises(ConfigError, match=r"'localhost:7100' is not a controller's URL.*http://127"):
+        line_module.connection_url("localhost:7100")

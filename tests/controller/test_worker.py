@@ -19,8 +19,8 @@ from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
 from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Action, Observation, Task
 from tests.controller.fake_controller import FakeController, act, linked, start
-from tests.controller.penned import Penned, ends
 from tests.controller.plane import until
+from tests.hosting.isolated import Isolated, ends
 
 
 @asynccontextmanager
@@ -301,9 +301,9 @@ def test_the_time_for_draining_is_limited():
 
 def test_sessions_with_their_own_process_are_played_and_killed_like_the_others():
     async def scene():
-        environments = [wrap(Penned, name="penned"), FakeEnvironment()]
-        async with running(environments, pens=PoolLimits(num_warm=1)) as (controller, worker, register):
-            await controller.open("s1", environment="penned", timeout_s=2.0)
+        environments = [wrap(Isolated, name="isolated"), FakeEnvironment()]
+        async with running(environments, pool=PoolLimits(num_warm=1)) as (controller, worker, register):
+            await controller.open("s1", environment="isolated", timeout_s=2.0)
             await controller.open("s2", environment="fake")
             async with linked(register.address) as client:
                 pid = int((await start(client)).messages[-1].content)

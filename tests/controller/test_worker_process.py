@@ -14,8 +14,8 @@ import pytest
 from ludus.controller.records import Close
 from ludus.errors import EnvironmentFailed, WorkerLost
 from tests.controller.fake_controller import FakeController, act, linked, start
-from tests.controller.penned import alive, ends
 from tests.controller.plane import until
+from tests.hosting.isolated import alive, ends
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
 ROOT = Path(__file__).parents[2]
@@ -71,18 +71,18 @@ def test_a_lease_ends_the_session_of_a_client_that_is_gone_and_the_drain_with_it
 
 
 @asynccontextmanager
-async def penned(controller):
+async def isolated(controller):
     """(worker, client, pid of the pen) of a session in a process of its own."""
-    async with process("tests.controller.penned:Penned", controller=controller) as (ludus, register):
-        await controller.open(environment="penned")
+    async with process("tests.hosting.isolated:Isolated", controller=controller) as (ludus, register):
+        await controller.open(environment="isolated")
         async with linked(register.address) as client:
             yield ludus, client, int((await start(client)).messages[-1].content)
 
 
-def test_a_second_sigterm_ends_a_worker_at_once_with_its_pens():
+def test_a_second_sigterm_ends_a_worker_at_once_with_its_session_processes():
     async def scene():
         controller = FakeController()
-        async with penned(controller) as (ludus, client, pid):
+        async with isolated(controller) as (ludus, client, pid):
             acting = asyncio.ensure_future(act(client, "loop"))
             ludus.send_signal(signal.SIGTERM)
             await until(lambda: any(beat.draining for beat in controller.beats))  # else both may come as one
@@ -99,7 +99,7 @@ def test_a_second_sigterm_ends_a_worker_at_once_with_its_pens():
 
 def test_a_killed_worker_leaves_no_pen():
     async def scene():
-        async with penned(FakeController()) as (ludus, client, pid):
+        async with isolated(FakeController()) as (ludus, client, pid):
             child = int((await act(client, "start")).messages[-1].content)
             acting = asyncio.ensure_future(act(client, "loop", turn=1, request="b"))
             await asyncio.sleep(0.1)
@@ -118,7 +118,7 @@ def test_a_worker_process_is_idle_again_after_author_code_ran_away():
 
     async def scene():
         controller = FakeController()
-        sources = [f"tests.controller.runaways:{author}" for author in ("BusyThread", "BusyLoop", "SleepyLoop")]
+        sources = [f"tests.hosting.runaways:{author}" for author in ("BusyThread", "BusyLoop", "SleepyLoop")]
         async with process(*sources, FAKE, controller=controller) as (ludus, register):
             async with linked(register.address) as client:
                 for number, environment in enumerate(["busy_thread", "busy_loop", "sleepy_loop"]):

@@ -17,8 +17,7 @@ import pytest
 from ludus.config import dump_config, load_config, parse_config
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.launch.placement.workers import WorkersClient, hosted_part
-from ludus.processes import child as child_module
-from ludus.processes.child import Child
+from ludus.processes import supervisor as supervisor_module
 from ludus.types import Action
 
 PATIENCE_S = 180.0
@@ -81,7 +80,7 @@ def test_they_play_and_end_with_the_client_and_the_token_stays_in_memory(tmp_pat
             assert {os.getsid(each.pid) for each in processes}.isdisjoint({os.getsid(0)}), (
                 "a Ctrl-C is for the run alone"
             )
-            token = processes[0]._environ["LUDUS_TOKEN"]
+            token = processes[0].environ["LUDUS_TOKEN"]
             shown = [Path(f"/proc/{each.pid}/cmdline").read_bytes() for each in processes]
             written = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()]
             assert not any(token.encode() in text for text in [*shown, *written])
@@ -110,8 +109,8 @@ def test_a_worker_and_a_controller_that_are_killed_come_back_and_the_run_goes_on
     asyncio.run(main())
 
 
-def test_one_that_keeps_dying_is_given_up_and_sessions_fail_with_its_last_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(child_module, "MAX_RESTARTS", 1)
+def test_one_that_keeps_dying_is_given_up_and_sessions_fail_with_its_last_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "MAX_RESTARTS", 1)
 
     async def main():
         async with workers(tmp_path) as client:
@@ -121,7 +120,7 @@ def test_one_that_keeps_dying_is_given_up_and_sessions_fail_with_its_last_words(
                 os.kill(pid, signal.SIGKILL)
                 await until(lambda pid=pid: worker.given_up or (worker.pid != pid and alive(worker.pid)))
             with pytest.raises(
-                WorkerLost, match=r"all of the run's own workers are gone.*died 2 times.*killed by signal 9"
+                WorkerLost, match=r"all of the run's own workers are gone.*ended 2 times.*killed by SIGKILL"
             ):
                 await played(client, task)
 
@@ -131,45 +130,15 @@ def test_one_that_keeps_dying_is_given_up_and_sessions_fail_with_its_last_words(
 def test_workers_that_cannot_start_say_why_and_leave_nothing_behind(tmp_path):
     missing = {"fake": {"source": "missing.py", "at": "workers"}}
     before = children_of(os.getpid())  # other tests' services
-    with pytest.raises(ControllerFailed, match=r"(?s)did not start.*worker 0 ended with status 1.*missing.py"):
+    with pytest.raises(ControllerFailed, match=r"(?s)did not start.*worker 0 ended with exit code 1.*missing.py"):
         asyncio.run(WorkersClient.start(config_of(missing), folder=tmp_path))
     assert set(children_of(os.getpid())) <= set(before)
-
-
-def test_a_command_that_does_not_exist_says_so(tmp_path):
-    async def main():
-        child = Child("nobody", "nonsense", log=tmp_path / "log", environ={})
-        await child.start()
-        await until(lambda: child.ended)
-        return child.last_words()
-
-    assert "nobody ended with status 2; it said last" in (words := asyncio.run(main()))
-    assert "nonsense" in words
-
-
-def test_one_that_was_given_up_is_sent_nothing_when_the_run_stops_its_number_may_be_somebody_elses(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(child_module, "MAX_RESTARTS", 1)
-    signalled: list[int] = []
-
-    async def main():
-        child = Child("nobody", "nonsense", log=tmp_path / "log", environ={})
-        await child.start()
-        child.keep()
-        await until(lambda: child.given_up)
-        monkeypatch.setattr(os, "kill", lambda pid, _: signalled.append(pid))
-        monkeypatch.setattr(os, "killpg", lambda pid, _: signalled.append(pid))
-        await child.stop()
-
-    asyncio.run(main())
-    assert signalled == []
 
 
 RUN = """
 import asyncio, sys
 from pathlib import Path
-from ludus.launch.placement.workers import WorkersClient, hosted_part
+from ludus.launch.placement.workers import WorkersClient
 from tests.launch.test_workers import config_of
 
 async def main():
@@ -200,7 +169,7 @@ def test_nothing_survives_when_the_run_is_killed(tmp_path):
         assert run.stdout is not None
         assert run.stdout.readline() == b"playing\n"
         started = children_of(run.pid)
-        assert len(started) == 2
+        assert len(started) == 3, "a controller, a worker, and the supervisor's shell"
         run.kill()
     give_up = time.monotonic() + PATIENCE_S
     while any(map(alive, started)) and time.monotonic() < give_up:

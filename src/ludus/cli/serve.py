@@ -70,11 +70,11 @@ def worker(
     port: int = typer.Option(0, min=0, max=65535, help="0 takes a free one."),
     token: str = typer.Option("", envvar="LUDUS_TOKEN", help="For a controller that wants one."),
     drain_s: float = typer.Option(600.0, min=0, help="How long running sessions may go on after SIGTERM."),
-    pen_sessions: int = typer.Option(
-        100, min=1, help="Sessions after which a process of an environment with isolation = process is replaced."
+    process_sessions: int = typer.Option(
+        100, min=1, help='Sessions after which a process of an environment with isolation = "process" is replaced.'
     ),
-    pen_mb: float = typer.Option(
-        1024.0, min=1, help="Memory beyond which it is replaced, too; at twice that it is killed."
+    process_mb: float = typer.Option(
+        1024.0, min=1, help="MiB beyond which such a process is replaced after its session; at twice that it is killed."
     ),
 ) -> None:
     """Serve a worker, which hosts sessions for a controller. SIGTERM drains it."""
@@ -89,7 +89,7 @@ def worker(
         host=host,
         port=port,
         drain_s=drain_s,
-        pens=PoolLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
+        pool=PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20)),
     )
 
 

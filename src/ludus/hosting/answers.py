@@ -1,4 +1,4 @@
-"""What an environment may answer. Promise: an observation that passes here can be stored, sent and scored."""
+"""Checks of answers. Promise: an observation that passes can be stored, sent and scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROLES = frozenset(get_args(Role))
 
 
 class BadAnswer(ValueError):
-    """What was answered, and what was expected."""
+    """Says what was answered and what was expected."""
 
 
 def checked_observation(answer: Any) -> Observation:
@@ -27,12 +27,8 @@ def checked_observation(answer: Any) -> Observation:
         _check_message(message)
     for tool in answer.tools or ():
         _check_tool(tool)
-    if (
-        type(answer.reward) is float
-        and type(answer.done) is bool
-        and not answer.metrics
-        and math.isfinite(answer.reward)
-    ):
+    plain = type(answer.reward) is float and type(answer.done) is bool and not answer.metrics
+    if plain and math.isfinite(answer.reward):
         return answer
     metrics = {str(name): _number(value, what=f"metric {name}") for name, value in answer.metrics.items()}
     reward = _number(answer.reward, what="reward")
@@ -80,9 +76,8 @@ def _check_message(message: Any) -> None:
         try:
             message.content.encode()
         except UnicodeEncodeError:
-            raise BadAnswer(
-                "a message's content is not valid Unicode (a lone surrogate); decode with errors='replace'"
-            ) from None
+            problem = "a message's content is not valid Unicode (a lone surrogate); decode with errors='replace'"
+            raise BadAnswer(problem) from None
     if message.tool_calls and not all(serialisable(dict(call.arguments)) for call in message.tool_calls):
         raise BadAnswer("a message's tool call has arguments that are not JSON")
 

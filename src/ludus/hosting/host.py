@@ -1,8 +1,11 @@
-"""Runs an author's code. Promise: it may block, hang, raise or answer nonsense; the loop goes on, and only EnvironmentFailed comes out.
+"""Runs an author's code. Promise: it may block, hang, raise or answer nonsense; the event loop
+keeps running, and only EnvironmentFailed comes out.
 
-Plain methods run on threads, async ones on the loop, each as its own task so that one that ignores its cancellation is left behind.
-Time limits are the caller's (`asyncio.timeout`): a call whose caller is gone is stopped, and its session is closed when it has returned.
-An async method that holds the loop is stopped by a watchdog, because no timeout can fire there. What cannot be stopped: see stopping.py.
+Plain methods run on threads, async ones on the loop, each in its own task so that one that
+ignores its cancellation is left behind. Callers keep the time limits (`asyncio.timeout`): a call
+whose caller is gone is stopped, and its session is closed once it has returned. An async method
+that holds the loop is stopped by a watchdog, because no timeout can fire there. stopping.py says
+what cannot be stopped.
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ Player = Literal["solve", "random_action"]
 CLOSE_S = 5.0
 """How long `close` waits for an author's own close."""
 MAX_HOLD_S = 5.0
-"""How long an async method may keep the loop to itself: every other session waits meanwhile."""
+"""How long an async method may hold the loop: every other session waits meanwhile."""
 LINGER_S = 0.5
-"""How long the end waits for calls whose callers were cancelled; one that hangs is left behind."""
+"""How long `Host.close` waits for calls whose callers were cancelled."""
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +49,7 @@ class Host:
         self._threads = Threads(max_threads=max_threads)
         self.max_hold_s = max_hold_s
         self.watch = Watch()
-        self._live: set[HostedSession] = set()
+        self.live: set[HostedSession] = set()
 
     async def tasks(self, environment: Environment, split: str) -> list[Task]:
         where = f"{environment.name}: tasks({split!r})"
@@ -56,8 +59,8 @@ class Host:
     async def open(
         self, environment: Environment, task: Task, *, seed: int, timeout_s: float = math.inf, label: str = ""
     ) -> HostedSession:
-        """`timeout_s` is the limit that the caller keeps, if it is shorter than what an async method may hold the loop; `label` is what
-        the session's sandbox, if it has one, is known by."""
+        """`timeout_s`, the caller's own limit, shortens how long async methods may hold the
+        loop. `label` names the session's sandbox, if it has one."""
         hold_s = min(timeout_s, self.max_hold_s)
         sandbox = await self._open_sandbox(environment, task, label=label or f"{task.id}#{seed}")
         try:
@@ -73,7 +76,7 @@ class Host:
                 self._threads.begin(sandbox.close)
             raise
         hosted = HostedSession(session, host=self, task=task, hold_s=hold_s, sandbox=sandbox)
-        self._live.add(hosted)
+        self.live.add(hosted)
         return hosted
 
     async def _open_sandbox(self, environment: Environment, task: Task, *, label: str) -> Any:
@@ -81,9 +84,8 @@ class Host:
         if not isinstance(declared, Declared) or declared.level == "none":
             return None
         if self._sandboxes is None:
-            raise ConfigError(
-                f"environment {environment.name!r} needs a sandbox ({declared.level}), and this host was given none"
-            )
+            needs = f"environment {environment.name!r} needs a sandbox ({declared.level})"
+            raise ConfigError(f"{needs}, and this host was given none")
         call = partial(self._sandboxes.open, declared.need, image=declared.image, session=label)
         return await self.call(call, where=f"{task.id}: sandbox", afterwards=_close_quietly)
 
@@ -96,7 +98,7 @@ class Host:
         began: Callable[[Call], object] | None = None,
         hold_s: float | None = None,
     ) -> Any:
-        """The result of author code, on a thread or, if it is async, on the loop. `afterwards`: see threads.Call."""
+        """Runs author code on a thread, or on the loop if it is async. `afterwards`: as in Call."""
         value = function
         if not _is_async(function):
             call = self._threads.begin(function)
@@ -114,17 +116,14 @@ class Host:
         return await _in_task(work, afterwards=None if afterwards is None else self._close_stray)
 
     async def close(self) -> None:
-        await asyncio.gather(*(session.close() for session in list(self._live)))
+        await asyncio.gather(*(session.close() for session in list(self.live)))
         await self._threads.settled(patience_s=LINGER_S)
         self._threads.close()
 
     def _close_stray(self, session: Any) -> None:
-        """For a session whose opener was gone when it came."""
+        """Closes a session whose opener was gone when it came."""
         if isinstance(session, Session):
             HostedSession(session, host=self, task=Task("stray", "", ""), hold_s=self.max_hold_s).close_soon()
-
-    def forget(self, session: HostedSession) -> None:
-        self._live.discard(session)
 
 
 class HostedSession:
@@ -140,90 +139,84 @@ class HostedSession:
         self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
-        return _checked(checked_observation, await self._run("start"), where=self._where("start"))
+        return await self._checked(checked_observation, "start")
 
     async def act(self, action: Action) -> Observation:
-        return _checked(checked_observation, await self._run("act", action), where=self._where("act"))
+        return await self._checked(checked_observation, "act", action)
 
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
-        """The solver's action or, with chance `mistakes`, a random valid one."""
+        """The solver's action or, with probability `mistakes`, a random valid one."""
         player, seed = draw_player(mistakes=mistakes, rng=rng)
         return await self.propose(player, seed=seed)
 
     async def propose(self, player: Player, *, seed: int) -> Action:
-        """What the environment's own player would do now; a random one draws from `seed`."""
-        if not self.offers(player):
+        """The action of the environment's own player; a random one draws from `seed`."""
+        if getattr(self._session, player, None) is None:
             raise ConfigError(
                 f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
             )
         arguments = (random.Random(seed),) if player == "random_action" else ()
-        return _checked(checked_action, await self._run(player, *arguments), where=self._where(player))
+        return await self._checked(checked_action, player, *arguments)
 
     @property
     def authored(self) -> Any:
         """The author's own session."""
         return self._session
 
-    def offers(self, name: str) -> bool:
-        return getattr(self._session, name, None) is not None
-
     async def close(self) -> None:
-        """Returns within CLOSE_S and never raises: what went wrong while closing is no reason to lose a finished trajectory.
-
-        A caller that is cancelled meanwhile does not stop it.
-        """
+        """Returns within CLOSE_S and never raises: a failed close must not lose a finished
+        trajectory. A cancelled caller does not stop it."""
         await asyncio.shield(self.close_soon())
 
     def close_soon(self) -> asyncio.Future[None]:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-            self._closing.add_done_callback(lambda _: self._host.forget(self))
+            self._closing.add_done_callback(lambda _: self._host.live.discard(self))
         return self._closing
 
     async def _close(self) -> None:
         try:
             await self._close_session()
         finally:
-            if self._sandbox is not None:  # where the author's code still runs, this ends the command that it waits for
-                closing = self._host.call(self._sandbox.close, where=self._where("closing its sandbox"))
+            if self._sandbox is not None:  # ends the command that author code may still wait for
+                closing = self._host.call(self._sandbox.close, where=f"{self._task.id}: closing its sandbox")
                 with contextlib.suppress(EnvironmentFailed, TimeoutError):  # the reaper will find it
                     await asyncio.wait_for(closing, CLOSE_S)
 
     async def _close_session(self) -> None:
-        if self._call is not None and self._call.running:
-            self._call.afterwards = lambda _result: _close_quietly(
-                self._session
-            )  # still in the author's code: close after it
+        if self._call is not None and self._call.running:  # still in the author's code: close after it
+            self._call.afterwards = lambda _result: _close_quietly(self._session)
             return
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._run("close")
         except (EnvironmentFailed, TimeoutError) as error:
-            _log.warning("%s", error if str(error) else f"{self._where('close')} did not return within {CLOSE_S:.0f} s")
+            _log.warning("%s", error if str(error) else f"{self._task.id}: close did not return within {CLOSE_S:.0f} s")
 
     async def _run(self, name: str, *arguments: Any) -> Any:
         method = getattr(self._session, name)
         function = partial(method, *arguments) if arguments else method
-        return await self._host.call(function, where=self._where(name), began=self._remember, hold_s=self._hold_s)
+        where = f"{self._task.id}: {name}"
+        return await self._host.call(function, where=where, began=self._remember, hold_s=self._hold_s)
+
+    async def _checked(self, check: Callable[[Any], T], name: str, *arguments: Any) -> T:
+        return _checked(check, await self._run(name, *arguments), where=f"{self._task.id}: {name}")
 
     def _remember(self, call: Call) -> None:
         self._call = call
 
-    def _where(self, name: str) -> str:
-        return f"{self._task.id}: {name}"
-
 
 def draw_player(*, mistakes: float, rng: random.Random) -> tuple[Player, int]:
-    """Who plays, and its seed. One number leaves `rng`, not `rng` itself: the player may be in another process, and must draw the same."""
+    """The player and its seed: one in another process must draw the same, so it gets no `rng`."""
     return ("random_action" if rng.random() < mistakes else "solve"), rng.getrandbits(53)
 
 
 def failed(error: BaseException, *, where: str, hold_s: float = MAX_HOLD_S) -> EnvironmentFailed:
-    """Names what author code raised. Not errors.border: that lets SystemExit and CancelledError pass, which here are the author's."""
+    """Names what author code raised: also a SystemExit, which errors.border lets pass."""
     if isinstance(error, Stopped):
         return TurnTimeout(
-            f"{where} held the event loop for {hold_s:g} s and was stopped; what computes or blocks belongs in a plain method, "
-            'which gets a thread, or behind isolation = "process"'
+            f"{where} held the event loop for {hold_s:g} s and was stopped; move code that computes or blocks to a plain "
+            'method, which gets a thread, or set isolation = "process"'
         )
     return error if isinstance(error, EnvironmentFailed) else EnvironmentFailed(f"{where} raised {describe(error)}")
 
@@ -237,17 +230,21 @@ async def _awaiting(value: Any) -> Any:
 
 
 async def _in_task(work: Coroutine[Any, Any, Any], *, afterwards: Callable[[Any], object] | None) -> Any:
+    def left_behind(task: asyncio.Future[Any]) -> None:
+        if not task.cancelled() and task.exception() is None and afterwards is not None:
+            afterwards(task.result())
+
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(partial(_left_behind, afterwards=afterwards))
+        task.add_done_callback(left_behind)
         raise
 
 
 async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD_S) -> Any:
-    """Inside a task of its own, where a SystemExit would otherwise end the loop, and a stray CancelledError would look like ours."""
+    """In a task, a SystemExit would end the loop and an author's CancelledError look like ours."""
     try:
         return await work
     except KeyboardInterrupt:
@@ -257,11 +254,6 @@ async def _guarded(work: Awaitable[Any], *, where: str, hold_s: float = MAX_HOLD
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
         raise failed(error, where=where, hold_s=hold_s) from error
-
-
-def _left_behind(task: asyncio.Future[Any], *, afterwards: Callable[[Any], object] | None) -> None:
-    if not task.cancelled() and task.exception() is None and afterwards is not None:
-        afterwards(task.result())
 
 
 def _checked(check: Callable[[Any], T], answer: Any, *, where: str) -> T:

@@ -1,8 +1,9 @@
-"""Stops author code that is out of time. Promise: Python code ends wherever it is, and nothing outside of it is ever struck.
+"""Stops author code that is out of time. Promise: Python code ends, and nothing else is hit.
 
-An exception is raised in the thread from outside (PyThreadState_SetAsyncExc); it arrives at the thread's next bytecode. A loop in Python
-therefore ends; a call inside C code (a long sleep, a number crunching library) ends only when it comes back to Python, and where the author
-catches everything, BaseException included, for ever, it does not end at all. For such code there is `isolation = "process"`.
+An exception is raised in the thread from outside (PyThreadState_SetAsyncExc) and arrives at its
+next bytecode. A loop in Python therefore ends. A call inside C code (a long sleep, a numeric
+library) ends when it returns to Python, and code that catches BaseException for ever does not
+end: use `isolation = "process"` for such code.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from functools import partial
 from typing import Any
 
 _LOOK_S = 0.1
-"""How often the watchdog looks at its loop."""
+"""Between two looks of the watchdog at its loop."""
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _NOTHING: Any = ctypes.py_object()  # NULL, which None is not
 
 
 class Stopped(BaseException):
-    """Raised inside author code that is out of time. Not an Exception, so that `except Exception` does not keep it."""
+    """Raised in author code that is out of time. Not an Exception, which authors often catch."""
 
 
 _STOPPED: Any = ctypes.py_object(Stopped)
 
 
 class Raised:
-    """What a call raised: carried as a value, because a future takes no StopIteration and a loop dies of a SystemExit."""
+    """What a call raised, as a value: futures take no StopIteration, and SystemExit ends a loop."""
 
     __slots__ = ("error",)
 
@@ -52,7 +53,7 @@ class Stay:
         self.num_stops = 0
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """The result, or `Raised`. When it returns, no strike is on its way any more."""
+        """Returns the result, or `Raised`. Afterwards no strike is pending."""
         self.num_stops = 0
         self._ident = threading.get_ident()
         self._inside = True
@@ -69,8 +70,8 @@ class Stay:
         return outcome
 
     def stop(self) -> bool:
-        """Strikes if the thread is still inside. Again, where the author's code swallowed it, but not at once: the thread must have had
-        the time to leave, which is safe from one strike, not from two."""
+        """Strikes if the thread is still inside. Code that swallowed a strike may be struck
+        again, but not at once: leaving is safe from one strike, not from two."""
         with self._lock:
             if self._inside:
                 self._strike()
@@ -88,7 +89,7 @@ class Stay:
 
 
 class Watch(Stay):
-    """Looks after an event loop: author code that holds it longer than its limit is stopped there. One per loop."""
+    """Stops author code that holds an event loop for longer than its limit. One per loop."""
 
     __slots__ = ("__weakref__", "_by_signal", "_limit_s", "_since_s", "_thread")
 
@@ -99,13 +100,13 @@ class Watch(Stay):
         self._by_signal = False
 
     def use_signals(self) -> None:
-        """For a process of ours whose loop is in the main thread: a signal also ends a blocking system call, such as a sleep."""
+        """For a loop in the main thread of our process: signals also end blocking system calls."""
         signal.signal(signal.SIGUSR2, self._struck)
         self._by_signal = True
 
     @types.coroutine
     def drive(self, coroutine: Coroutine[Any, Any, Any], *, limit_s: float) -> Generator[Any, Any, Any]:
-        """Awaits the coroutine, under watch between any two of its awaits."""
+        """Awaits the coroutine; the watchdog times what it does between two of its awaits."""
         if self._thread is None:
             self._thread = threading.Thread(target=_look, args=(weakref.ref(self),), name="watchdog", daemon=True)
             self._thread.start()
@@ -115,19 +116,19 @@ class Watch(Stay):
             outcome = self.run(proceed)
             if isinstance(outcome, Raised):
                 if isinstance(outcome.error, StopIteration):
-                    outcome.error.__traceback__ = None  # else it and its frames keep each other, once for every call
+                    outcome.error.__traceback__ = None  # else it and its frames keep each other alive
                     return outcome.error.value
                 raise outcome.error
             try:
                 proceed = partial(coroutine.send, (yield outcome))
-            except BaseException as error:  # a cancellation, most of all: it is for the author's code
+            except BaseException as error:  # most often a cancellation, which is for the author's code
                 proceed = partial(coroutine.throw, error)
 
     def look(self) -> None:
         with self._lock:
             overdue = self._inside and time.monotonic() - self._since_s > self._limit_s
             if overdue:
-                self._since_s = time.monotonic()  # where it is swallowed, the next one comes after another limit
+                self._since_s = time.monotonic()  # if swallowed, the next strike comes after another limit
                 self.num_stops += 1
                 self._strike()
 

@@ -1,12 +1,14 @@
-"""Blocking calls beside an event loop. Promise: a call that hangs holds up no other call, not the loop, and not the end of the process.
+"""Blocking calls beside an event loop. Promise: a call that hangs holds up no other call, not the
+loop, and not the end of the process.
 
-Not a ThreadPoolExecutor: that one joins its threads at exit and never replaces a stuck one. Threads share one inbox, so that a thread
-which is done takes the next call without a switch: quick environments keep one or two threads busy, blocking ones as many as they need.
+Not a ThreadPoolExecutor, which joins its threads at exit and never replaces a stuck one. Threads
+share one inbox, so a thread that is done takes the next call without a switch: quick environments
+keep one or two threads busy, blocking ones as many as they need.
 
     begun --a thread takes it--> running --returns--> returned
       |                             |
-      +--caller cancelled           +--caller cancelled--> stopped, and written off: the thread counts no more and may be replaced;
-         (never runs)                                      once the call does return, `afterwards` frees what it holds
+      +--caller cancelled           +--caller cancelled--> stopped and written off: its thread is
+         (never runs)               replaced, and when it returns, `afterwards` frees what it holds
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ from typing import Any
 from ludus.hosting.stopping import Raised, Stay
 
 _PATIENCE_S = 0.01
-"""A call that no thread took for this long gets a new thread: the others are probably blocked."""
+"""A call that waited this long for a thread gets a new one: the others are probably blocked."""
 _INSIST_S = (1.0, 30.0)
-"""When a call that swallowed its stop is stopped again: after the first, then twice as late each time, up to the second."""
+"""First and longest pause before a call that swallowed its stop is stopped again; pauses double."""
 FREE_S = 5.0
-"""How long a call without a caller may take that returns something to free, and how long freeing it may take."""
+"""Limit of a call without a caller whose result must be freed, and of the freeing."""
 _numbers = itertools.count()
 
 
@@ -41,14 +43,14 @@ class Call:
         self.begun_s = self.loop.time()
         self.future: asyncio.Future[Any] = self.loop.create_future()
         self.afterwards: Callable[[Any], object] | None = None
-        """Given the result, or None where the call raised; runs only where the caller was cancelled and the call ran all the same."""
+        """Called with the result (None if the call raised) of a call whose caller was cancelled."""
         self.returned = False
         self.written_off = False
         self.stay = Stay()
         self._claim = [True]
 
     def claim(self) -> bool:
-        """True once: for the thread that will run it, or for the caller who gives up before."""
+        """True once: for the thread that will run it, or for a caller that gives up before."""
         try:
             return self._claim.pop()  # list.pop is atomic
         except IndexError:
@@ -95,14 +97,14 @@ class Threads:
             raise
 
     async def settled(self, *, patience_s: float) -> None:
-        """Waits for what cancelled callers left behind: a session must not stay open because the loop ended a moment too early."""
+        """Waits for calls that cancelled callers left behind: they may have sessions to close."""
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + patience_s
         while self._lingering and loop.time() < give_up_s:
             await asyncio.sleep(0.002)
 
     def close(self) -> None:
-        """Threads end when they are through with what was begun."""
+        """Threads end after all that was begun."""
         for _ in range(self.num_threads):
             self._inbox.put(None)
         self.num_threads = 0
@@ -111,7 +113,7 @@ class Threads:
         self._grown_by = None
         self._begun = deque(call for call in self._begun if not call.claimed)
         late = sum(loop.time() - call.begun_s > _PATIENCE_S for call in self._begun)
-        # doubling at most: on a machine that is merely busy, a few late calls must not bring hundreds of threads
+        # at most double: on a busy machine a few late calls must not bring hundreds of threads
         self._hire(min(late, max(1, self.num_threads), self.max_threads - self.num_threads))
         if self._begun:
             self._grown_by = loop
@@ -126,7 +128,7 @@ class Threads:
         if call.claim():
             return
         if call.returned:
-            if not call.future.cancelled():  # the result was on its way, and now nobody takes it
+            if not call.future.cancelled():  # the result was on its way, and nobody takes it
                 self._free(call, call.future.result())
             return
         call.written_off = True
@@ -134,11 +136,11 @@ class Threads:
         self.num_threads -= 1
         if call.afterwards is None:
             self._stop(call, again_s=_INSIST_S[0])
-        else:  # struck on its way out, it would lose what it holds: let it return, for a while
+        else:  # stopped while returning, it would lose what it holds
             call.loop.call_later(FREE_S, lambda: self._stop(call, again_s=_INSIST_S[0]))
 
     def _stop(self, call: Call, *, again_s: float) -> None:
-        if not call.returned:  # a thread may have claimed it, and not begun
+        if not call.returned:  # a thread may have claimed it without having begun
             call.stay.stop()
             call.loop.call_later(again_s, lambda: self._stop(call, again_s=min(2 * again_s, _INSIST_S[1])))
 
@@ -158,7 +160,7 @@ class Threads:
                 self._drained_by = None
 
     def _drain(self) -> None:
-        self._drained_by = None  # before looking: whatever is appended from here on is reported anew
+        self._drained_by = None  # first: what is appended from here on is reported anew
         while self._outbox:
             self._settle(*self._outbox.popleft())
 
@@ -171,7 +173,7 @@ class Threads:
             if self.num_threads > self.max_threads:
                 self._inbox.put(None)
                 self.num_threads -= 1
-        elif call.future.cancelled():  # its caller is gone, and has not been told yet
+        elif call.future.cancelled():  # its caller is gone, `_give_up` has not run yet
             self._free(call, outcome)
         else:
             call.future.set_result(outcome)

@@ -1,9 +1,11 @@
-"""One connection that carries many calls, both ways. Promise: each ends with its answer, a named failure, or WorkerLost; never in silence.
+"""One connection that carries many calls, both ways. Promise: every call ends with its answer, a
+named failure, or WorkerLost.
 
-Whoever has something to say puts it into the outbox; one task empties the outbox into a frame as often as the connection takes it. So a
-lone call leaves at once, and under load dozens share a frame. Either end may call the other; what may be called is a closed table.
+Envelopes wait in the outbox; one task empties it into a frame whenever the transport is ready. A
+lone call leaves at once, and under load dozens share a frame. Either end may call the handlers of
+the other.
 
-    call() ──▶ outbox ──(frame)──▶ connection ──(frame)──▶ read() ──▶ serve in a task ──▶ outbox ──▶ ...
+    call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox ──▶ ...
       └─ waits in `_waiting` by id ◀──────────────── answer ◀───────────────────────────────────────┘
 """
 
@@ -14,61 +16,60 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
 from ludus.wire.codec import MAX_FRAME_BYTES, Envelope, Fault, decode, decode_frame, encode, error_of, fault_of
 
-T = TypeVar("T")
 MAX_ENVELOPES = 32
-"""Of one frame: the other end should begin to work before everything has been written. With 512, a thousand sessions make the two ends
-wait for each other in turn, and there are 40 % fewer turns per second."""
+"""In one frame: the other end should begin to work before everything is written. With 512, two ends
+with a thousand sessions wait for each other, and there are 40 % fewer turns per second."""
 FRAME_BYTES = 2**20
-"""A frame is full with so much, whatever the number of envelopes."""
+"""A frame of this size is full, whatever the number of its envelopes."""
 MAX_BODY_BYTES = MAX_FRAME_BYTES - 2**20
 
 
 class Transport(Protocol):
-    """What a link needs of a websocket; messages are whole."""
+    """What a connection needs of a websocket or stream; messages are whole."""
 
     async def send(self, data: bytes) -> None: ...
 
     async def recv(self) -> bytes | str:
-        """Raises when the connection is over."""
+        """Raises when the transport is closed."""
         ...
 
     async def close(self) -> None: ...
 
 
-class Handler:
-    """Something callable from the other end: how to read its body, and the function that answers."""
+class Handler(NamedTuple):
+    """What the other end may call: type of the body (None: no body) and the function that answers.
 
-    __slots__ = ("body", "function")
+    A plain function must be quick: it runs on the loop, before the next envelope is read. A
+    coroutine runs as a task, which is cancelled when the connection ends. A future is answered
+    from and left alone.
+    """
 
-    def __init__(self, body: Any, function: Callable[[Any], Any]) -> None:
-        self.body, self.function = body, function
+    body: Any
+    function: Callable[[Any], Any]
 
 
 class Connection:
-    """`endpoints` maps the names the other end may call to (type of the body, function); functions may be async or plain.
-
-    A plain function must be quick: it runs on the loop, before the next envelope is read. What an async one does ends with the link; a
-    future that a function returns is answered from and left alone.
-    """
+    """`handlers`: what the other end may call. Whoever makes a connection awaits its `run()`."""
 
     def __init__(
-        self, connection: Transport, *, endpoints: Mapping[str, Handler] | None = None, peer: str = "the other end"
+        self, transport: Transport, *, handlers: Mapping[str, Handler] | None = None, peer: str = "the other end"
     ) -> None:
-        self._connection = connection
-        self._endpoints = dict(endpoints or {})
+        self._transport = transport
+        self._handlers = dict(handlers or {})
         self.peer = peer
         self._ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
         self._outbox: list[bytes] = []
         self._has_mail = asyncio.Event()
-        self._serving: set[asyncio.Future[Any]] = set()
+        self._serving: dict[object, asyncio.Future[Any]] = {}
+        """Running handlers by the id of their call."""
         self._over: str | None = None
         self._closed = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
@@ -77,8 +78,11 @@ class Connection:
     def alive(self) -> bool:
         return self._over is None
 
-    async def call(self, name: str, body: Any = None, *, answer: type[T] | Any = None) -> T | Any:
-        """Calls the other end and waits for its answer, read as `answer`. A cancelled caller just stops waiting."""
+    async def call(self, name: str, body: Any = None, *, answer: Any = None, cancel: bool = False) -> Any:
+        """Calls the other end and returns its answer as the type `answer`.
+
+        When the caller is cancelled, the handler there runs on; with `cancel` it is cancelled too.
+        """
         if self._over is not None:
             raise WorkerLost(f"{self.peer} cannot be called any more: {self._over}")
         number = next(self._ids)
@@ -87,6 +91,10 @@ class Connection:
         try:
             self._post(Envelope(id=number, call=name, body=_packed(body)))
             raw = await future
+        except asyncio.CancelledError:
+            if cancel and self.alive:
+                self._post(Envelope(cancel=number))
+            raise
         finally:
             self._waiting.pop(number, None)
         return None if answer is None else decode(raw, answer)
@@ -97,26 +105,26 @@ class Connection:
             self._post(Envelope(call=name, body=_packed(body)))
 
     async def run(self) -> str:
-        """Reads until the connection is over, and says why it is. Owns the writing task; whoever makes a link runs it."""
+        """Serves both ends until the transport is closed, and returns why it was."""
         self._writer = asyncio.create_task(self._write())
         reason = "the connection was closed"
         try:
             while True:
-                self._read(await self._connection.recv())
-                await asyncio.sleep(0)  # what was read is worked on, and answered, before the next frame is looked at
+                self._read(await self._transport.recv())
+                await asyncio.sleep(0)  # handlers run, and answer, before the next frame is read
         except asyncio.CancelledError:
-            reason = "the link was closed here"
+            reason = "the connection was closed here"
             raise
         except ConfigError as error:
             reason = str(error)
-        except Exception as error:  # every websocket library has its own way to say that it is over
+        except Exception as error:  # every transport has its own error for its end
             reason = f"the connection ended ({type(error).__name__}: {error})".replace("\n", " ")
         finally:
-            await self._end(reason)
+            self._end(reason)
         return reason
 
     async def close(self) -> None:
-        await self._connection.close()
+        await self._transport.close()
 
     async def wait_closed(self) -> None:
         await self._closed.wait()
@@ -131,15 +139,13 @@ class Connection:
         try:
             while True:
                 await self._has_mail.wait()
-                count = _frameful(self._outbox)
+                count = _num_in_frame(self._outbox)
                 mail, self._outbox = self._outbox[:count], self._outbox[count:]
                 if not self._outbox:
                     self._has_mail.clear()
-                await self._connection.send(b"[" + b",".join(mail) + b"]")
-        except asyncio.CancelledError:
-            raise
+                await self._transport.send(b"[" + b",".join(mail) + b"]")
         except Exception:
-            await self._connection.close()  # `run` hears of it and ends everything
+            await self._transport.close()  # then `run` ends everything
 
     # -------------------------------------------------------------------------------------------- reading
 
@@ -147,6 +153,9 @@ class Connection:
         for envelope in decode_frame(frame):
             if envelope.call:
                 self._serve(envelope)
+            elif envelope.cancel:
+                if (serving := self._serving.get(envelope.cancel)) is not None:  # else it has answered already
+                    serving.cancel()
             elif (future := self._waiting.get(envelope.id)) is not None and not future.done():
                 if envelope.error is not None:
                     future.set_exception(error_of(envelope.error))
@@ -155,51 +164,45 @@ class Connection:
 
     def _serve(self, envelope: Envelope) -> None:
         try:
-            endpoint = self._endpoints.get(envelope.call)
-            if endpoint is None:
-                known = sorted(self._endpoints)
-                raise ControllerFailed(
-                    f"no such call {envelope.call!r}.{nearest(envelope.call, known)} Known: {', '.join(known)}.",
-                    status=404,
-                )
-            result = endpoint.function(None if endpoint.body is None else decode(envelope.body, endpoint.body))
+            result = self._handled(envelope)
+            if not inspect.isawaitable(result):
+                self._reply(Envelope(id=envelope.id, body=_packed(result)))
+                return
         except Exception as error:
-            self._answer(envelope.id, error=fault_of(error))
-            return
-        if not inspect.isawaitable(result):
-            self._answer(envelope.id, body=result)
+            self._reply(Envelope(id=envelope.id, error=fault_of(error)))
             return
         if not isinstance(result, asyncio.Future):
-            result = asyncio.ensure_future(result)
-            self._serving.add(result)
-            result.add_done_callback(self._serving.discard)
-        result.add_done_callback(partial(self._answer_from, envelope.id))
+            result, key = asyncio.ensure_future(result), envelope.id or object()
+            self._serving[key] = result
+            result.add_done_callback(lambda _: self._serving.pop(key, None))
+        result.add_done_callback(partial(self._reply_from, envelope.id))
 
-    def _answer_from(self, number: int, future: asyncio.Future[Any]) -> None:
-        if future.cancelled():
-            self._answer(number, error=Fault("WorkerLost", "the call was cancelled on the other end", 503))
-        elif (error := future.exception()) is not None:
-            self._answer(number, error=fault_of(error))
-        else:
-            self._answer(number, body=future.result())
+    def _handled(self, envelope: Envelope) -> Any:
+        handler = self._handlers.get(envelope.call)
+        if handler is None:
+            known = sorted(self._handlers)
+            near = nearest(envelope.call, known)
+            raise ControllerFailed(f"no such call {envelope.call!r}.{near} Known: {', '.join(known)}.", status=404)
+        return handler.function(None if handler.body is None else decode(envelope.body, handler.body))
 
-    def _answer(self, number: int, *, body: Any = None, error: Fault | None = None) -> None:
-        if not number or self._over is not None:
-            return
-        if error is not None:
-            self._post(Envelope(id=number, error=error))
-            return
+    def _reply_from(self, number: int, future: asyncio.Future[Any]) -> None:
         try:
-            self._post(Envelope(id=number, body=_packed(body)))
-        except Exception as failure:  # something that is not JSON, or too much: the caller must hear of it
-            self._post(Envelope(id=number, error=fault_of(failure)))
+            self._reply(Envelope(id=number, body=_packed(future.result())))
+        except asyncio.CancelledError:
+            cancelled = Fault("WorkerLost", "the call was cancelled on the other end", 503)
+            self._reply(Envelope(id=number, error=cancelled))
+        except BaseException as error:  # the handler's, or of a body that is not JSON or too large
+            self._reply(Envelope(id=number, error=fault_of(error)))
 
-    async def _end(self, reason: str) -> None:
+    def _reply(self, envelope: Envelope) -> None:
+        if envelope.id and self.alive:
+            self._post(envelope)
+
+    def _end(self, reason: str) -> None:
         self._over = reason
-        if self._writer is not None:
-            self._writer.cancel()
-        for task in list(self._serving):
-            task.cancel()
+        for task in (self._writer, *self._serving.values()):
+            if task is not None:
+                task.cancel()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(WorkerLost(f"{self.peer} is lost: {reason}"))
@@ -210,14 +213,14 @@ class Connection:
 
 def _packed(body: Any) -> msgspec.Raw:
     packed = encode(body)
-    if len(packed) > MAX_BODY_BYTES:  # it would end the connection, and with it everybody else's calls
+    if len(packed) > MAX_BODY_BYTES:  # sent, it would end the connection and with it everybody else's calls
         size, most = len(packed) / 2**20, MAX_BODY_BYTES / 2**20
         raise ControllerFailed(f"a message of {size:.0f} MiB cannot be sent; at most {most:.0f} MiB", status=413)
     return msgspec.Raw(packed)
 
 
-def _frameful(envelopes: list[bytes]) -> int:
-    """How many of these make the next frame: at least one, and no more than the other end should wait for."""
+def _num_in_frame(envelopes: list[bytes]) -> int:
+    """How many envelopes make the next frame: at least one."""
     size = 0
     for count, envelope in enumerate(envelopes[:MAX_ENVELOPES]):
         size += len(envelope)

@@ -1,8 +1,9 @@
-"""A peer to call, over one connection that is dialled again when it breaks. Promise: a call ends with its answer or a named failure.
+"""A connection that is dialled again when it breaks. Promise: a call ends with an answer or a
+failure.
 
-A call that was under way when the connection broke is repeated on the next one, so only calls that may be repeated go over a line: all of
-ours may, because they carry ids (see protocol.py). How long the line keeps dialling is its patience; how long a call may take is its
-caller's clock.
+A call that was in flight when the connection broke is repeated on the next one, so it must be
+safe to repeat: all of ours are, because they carry ids (controller/records.py). `patience_s`
+limits the dialling; how long a call may take is up to its caller.
 """
 
 from __future__ import annotations
@@ -20,26 +21,25 @@ from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 from ludus.wire.codec import MAX_FRAME_BYTES
 from ludus.wire.connection import Connection, Handler
 
-_jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
+_jitter = random.Random()  # not the global state, which belongs to authors and is watched by checks
 CONNECT_S = 5.0
-"""Of one attempt: an address that swallows packets must not hold up everybody."""
+"""For one attempt: an address that drops packets must not hold up everybody."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 MAX_TIMES = 5
-"""A call during which the connection broke so often is not repeated again."""
+"""A call is given up after its connection broke this often."""
 TOO_FAST, TOO_FAST_S = 429, 0.2
-"""The status of a call that was not carried out because its client calls too often; and how long to wait then."""
+"""Status of a call that was refused for its client's rate, and the mean pause before the next."""
 NOT_REACHED = (OSError, TimeoutError, EOFError, WebSocketException)
-"""Nobody there, or somebody who died in the middle of the handshake."""
 SHUN_S = 30.0
-"""A peer that could not be reached is not dialled again for so long, where nobody waits for it in particular."""
+"""With `patience_s` 0, a peer that could not be reached is not dialled again for this long."""
 
 
 class Unreachable(ControllerFailed):
-    """Nobody was there to be called."""
+    """The peer could not be connected to."""
 
 
 class ReconnectingConnection:
-    """`patience_s` 0: one attempt, and then none for SHUN_S, because the caller has another way."""
+    """`patience_s` 0: one attempt, then none for SHUN_S, for callers that have another way."""
 
     def __init__(
         self,
@@ -48,26 +48,28 @@ class ReconnectingConnection:
         peer: str,
         token: str = "",
         patience_s: float = 0.0,
-        endpoints: Mapping[str, Handler] | None = None,
+        handlers: Mapping[str, Handler] | None = None,
     ) -> None:
         self.url, self.peer = url, peer
-        self._token, self._patience_s, self._endpoints = token, patience_s, endpoints
-        self._link: Connection | None = None
+        self._token, self._patience_s, self._handlers = token, patience_s, handlers
+        self._connection: Connection | None = None
         self._dialling: asyncio.Task[Connection] | None = None
         self._running: set[asyncio.Task[str]] = set()
         self._shunned: tuple[float, str] = (0.0, "")
         self._closed = False
 
     async def call(self, name: str, body: Any = None, *, answer: Any = None) -> Any:
-        """Raises Unreachable where nobody could be reached in patience; anything else is the other end's own word."""
+        """Raises Unreachable after `patience_s`; any other failure is the other end's."""
         times = 0
         while True:
-            link = self._link if self._link is not None and self._link.alive else await self._dialled()
+            connection = self._connection
+            if connection is None or not connection.alive:
+                connection = await self._dialled()
             try:
-                return await link.call(name, body, answer=answer)
+                return await connection.call(name, body, answer=answer)
             except WorkerLost:
                 times += 1
-                if link.alive or times == MAX_TIMES:  # the other end said so, or this call may well be what breaks it
+                if connection.alive or times == MAX_TIMES:  # the other end's own answer, or this call is what breaks it
                     raise
                 await asyncio.sleep(PAUSE_S * times)
             except ControllerFailed as error:
@@ -76,20 +78,20 @@ class ReconnectingConnection:
                 await asyncio.sleep(_jitter.uniform(0.5, 1.5) * TOO_FAST_S)
 
     def tell(self, name: str, body: Any = None) -> None:
-        if self._link is not None:
-            self._link.tell(name, body)
+        if self._connection is not None:
+            self._connection.tell(name, body)
 
     async def close(self) -> None:
         self._closed = True
         if self._dialling is not None:
             self._dialling.cancel()
-        if self._link is not None:
-            await self._link.close()
+        if self._connection is not None:
+            await self._connection.close()
         if self._running:
             await asyncio.wait(self._running)
 
     async def _dialled(self) -> Connection:
-        """All callers share one attempt, and outlive each other."""
+        """All callers share one attempt; it survives the cancellation of any of them."""
         until, reason = self._shunned
         if self._closed or time.monotonic() < until:
             raise Unreachable(f"{self.peer} cannot be reached: {'this client is closed' if self._closed else reason}")
@@ -104,7 +106,7 @@ class ReconnectingConnection:
             try:
                 return await self._connect()
             except NOT_REACHED as error:
-                reason = _explained(error)
+                reason = "no answer to the connection" if isinstance(error, TimeoutError) else describe(error)
                 if time.monotonic() + pause_s > give_up:
                     self._shunned = (0.0 if self._patience_s else time.monotonic() + SHUN_S, reason)
                     raise Unreachable(f"{self.peer} cannot be reached at {self.url}: {reason}") from None
@@ -114,7 +116,7 @@ class ReconnectingConnection:
     async def _connect(self) -> Connection:
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            connection = await connect(
+            websocket = await connect(
                 self.url,
                 additional_headers=headers,
                 compression=None,
@@ -126,30 +128,28 @@ class ReconnectingConnection:
             if error.response.status_code in (401, 403):
                 raise ControllerFailed(_refused(self.peer, token=self._token), status=401) from None
             raise
-        self._link = Connection(connection, endpoints=self._endpoints, peer=self.peer)  # type: ignore[arg-type]
-        running = asyncio.create_task(self._link.run())
+        self._connection = Connection(websocket, handlers=self._handlers, peer=self.peer)  # type: ignore[arg-type]
+        running = asyncio.create_task(self._connection.run())
         self._running.add(running)
         running.add_done_callback(self._running.discard)
-        return self._link
+        return self._connection
 
 
-def link_url(url: str) -> str:
-    """Where the link of a controller at this http(s) URL is. One that holds a password would be logged, and is refused."""
+def connection_url(url: str) -> str:
+    """A controller's websocket. A URL with a password is refused, because it would be logged."""
     scheme, separator, rest = url.rstrip("/").partition("://")
     if "@" in rest:
-        raise ConfigError("the controller's URL holds a password; leave it out, and give the token in LUDUS_TOKEN")
+        raise ConfigError("the controller's URL holds a password; leave it out and set LUDUS_TOKEN to the access token")
     if not separator or scheme not in ("http", "https") or not rest:
-        raise ConfigError(f"{url!r} is no controller's URL; expected something like http://127.0.0.1:7100")
+        raise ConfigError(f"{url!r} is not a controller's URL; expected something like http://127.0.0.1:7100")
     return f"{'wss' if scheme == 'https' else 'ws'}://{rest}/link"
 
 
-def _explained(error: BaseException) -> str:
-    return "no answer to the connection" if isinstance(error, TimeoutError) else describe(error)
-
-
 def _refused(peer: str, *, token: str) -> str:
-    got = "the token it was given is not valid there, or no longer" if token else "no token was given"
-    return f"{peer} refuses this client: {got}. Set LUDUS_TOKEN, or name a file that holds the token with controller.token_file"
+    got = "the access token is not valid there, or no longer" if token else "no access token was given"
+    return (
+        f"{peer} refuses this client: {got}. Set LUDUS_TOKEN, or name a file that holds it with controller.token_file"
+    )
 
 
 def _retrieved(task: asyncio.Task[Connection]) -> None:

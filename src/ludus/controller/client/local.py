@@ -27,7 +27,7 @@ class LocalClient:
         environments: Iterable[Environment],
         *,
         max_threads: int = 256,
-        pens: PoolLimits | None = None,
+        pool: PoolLimits | None = None,
         sandboxes: Sandboxes | None = None,
     ) -> None:
         self._environments: dict[str, Environment] = {}
@@ -38,7 +38,7 @@ class LocalClient:
         self.sandboxes = sandboxes or Sandboxes()
         self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
         self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
-        self._pens = ProcessPool((self._environments[name] for name in self._apart), limits=pens)
+        self._pool = ProcessPool((self._environments[name] for name in self._apart), limits=pool)
 
     def environments(self) -> dict[str, Described]:
         return {name: described(environment) for name, environment in self._environments.items()}
@@ -46,7 +46,7 @@ class LocalClient:
     async def tasks(self, environment: str, split: str) -> list[Task]:
         found = self._find(environment)
         return await (
-            self._pens.tasks(environment, split) if environment in self._apart else self.host.tasks(found, split)
+            self._pool.tasks(environment, split) if environment in self._apart else self.host.tasks(found, split)
         )
 
     async def open(
@@ -54,7 +54,7 @@ class LocalClient:
     ) -> HostedSession | IsolatedSession:
         """`label` names the session's sandbox."""
         if task.environment in self._apart:
-            return await self._pens.open(task, seed=seed, timeout_s=timeout_s, label=label)
+            return await self._pool.open(task, seed=seed, timeout_s=timeout_s, label=label)
         environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
         try:
             async with clock:
@@ -70,15 +70,15 @@ class LocalClient:
             declared = getattr(environment, "declared", None)
             if isinstance(declared, Declared) and declared.level != "none":
                 await asyncio.to_thread(self.sandboxes.require, need_of(declared.need, image=declared.image))
-        await self._pens.prepare()
+        await self._pool.prepare()
 
     async def close(self) -> None:
-        await asyncio.gather(self.host.close(), self._pens.close())
+        await asyncio.gather(self.host.close(), self._pool.close())
         await asyncio.to_thread(self.sandboxes.close)
 
     async def kill(self) -> None:
         """Ends the processes of sessions that have their own, and leaves the others as they are: for a process that ends at once."""
-        await self._pens.close()
+        await self._pool.close()
 
     def _find(self, name: str) -> Environment:
         if name not in self._environments:

@@ -42,7 +42,7 @@ from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, 
 from ludus.hosting.host import draw_player
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Handler
-from ludus.wire.reconnect import ReconnectingConnection, Unreachable, link_url
+from ludus.wire.reconnect import ReconnectingConnection, Unreachable, connection_url
 
 LEASE_S = 60.0
 WAIT_S = 300.0
@@ -75,11 +75,11 @@ class RemoteClient:
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
         self.patience_s = patience_s
         self.controller = ReconnectingConnection(
-            link_url(url),
+            connection_url(url),
             peer=f"the controller {url}",
             token=token,
             patience_s=patience_s,
-            endpoints={"ended": Handler(Ended, self._ended)},
+            handlers={"ended": Handler(Ended, self._ended)},
         )
         self.live: dict[str, RemoteSession] = {}
         self._id = secrets.token_hex(8)

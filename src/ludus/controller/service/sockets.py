@@ -60,7 +60,7 @@ async def serve_client(websocket: WebSocket, controller: Controller) -> None:
     if client is None:
         return
     link = Connection(
-        WebSocketTransport(websocket), endpoints=client_endpoints(controller, client), peer=f"client {client}"
+        WebSocketTransport(websocket), handlers=client_endpoints(controller, client), peer=f"client {client}"
     )
     links = controller.client_links[client]
     links.add(link)
@@ -85,7 +85,7 @@ class WorkerDoor:
             "heartbeat": Handler(Heartbeat, self._heartbeat),
             "ended": Handler(Ended, self._ended),
         }
-        self.link = Connection(WebSocketTransport(websocket), endpoints=endpoints, peer="a worker")
+        self.link = Connection(WebSocketTransport(websocket), handlers=endpoints, peer="a worker")
 
     def over(self, reason: str) -> None:
         if self._worker is not None:

@@ -51,7 +51,7 @@ from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Task
 from ludus.wire.codec import MAX_FRAME_BYTES
 from ludus.wire.connection import Connection, Handler
-from ludus.wire.reconnect import link_url
+from ludus.wire.reconnect import connection_url
 
 _jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
 DRAIN_S = 600.0
@@ -75,12 +75,12 @@ class Worker:
         host: str = "127.0.0.1",
         port: int = 0,
         drain_s: float = DRAIN_S,
-        pens: PoolLimits | None = None,
+        pool: PoolLimits | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
-        self._url, self._token = f"{link_url(controller)}/worker", token
+        self._url, self._token = f"{connection_url(controller)}/worker", token
         self._host, self._port, self._drain_s = host, port, drain_s
-        self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pens=pens)
+        self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pool=pool)
         self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._tell_ended)
         self._link: Connection | None = None
         self._untold: list[Ended] = []
@@ -164,7 +164,7 @@ class Worker:
     # -------------------------------------------------------------------------------------------- clients
 
     async def _serve_client(self, connection: ServerConnection) -> None:
-        await Connection(connection, endpoints=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+        await Connection(connection, handlers=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
 
     def _turns(self, *, trusted: bool) -> dict[str, Handler]:
         sessions = self.sessions
@@ -203,7 +203,7 @@ class Worker:
             ping_interval=None,  # heartbeats do that
             proxy=None,
         ) as connection:
-            link = Connection(connection, endpoints=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
+            link = Connection(connection, handlers=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
             running = asyncio.create_task(link.run())
             try:
                 await self._register(link, connection)

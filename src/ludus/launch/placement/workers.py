@@ -1,6 +1,7 @@
-"""Local workers that a run starts and stops itself: a controller on loopback and processes that host the environments.
+"""A controller on loopback and workers that host environments, as processes of a run.
 
-Promise: they are ready or the run does not begin, and then it says what they said; one that dies is started again; none outlives the run.
+Promise: all are ready or the run does not begin, and the error shows their logs; one that ends
+is restarted; none outlives the run.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ import asyncio
 import re
 import secrets
 import shutil
-from collections.abc import Callable
+import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,11 +19,11 @@ from ludus.config import WORKERS, RunConfig, dump_config
 from ludus.controller.client.client import TURN_S
 from ludus.controller.client.remote import RemoteClient, RemoteSession
 from ludus.errors import ControllerFailed, WorkerLost
-from ludus.processes.child import Child
+from ludus.processes.supervisor import Process, Supervisor
 from ludus.types import Task
 
 READY_S = 60.0
-"""From the start of the processes until all environments are on offer; a worker may have to import and build a lot."""
+"""Until all environments are on offer: a worker may import and build a lot."""
 POLL_S = 0.02
 _URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
@@ -29,29 +31,55 @@ _URL = re.compile(r"http://127\.0\.0\.1:(\d+)")
 class WorkersClient(RemoteClient):
     """A client with a controller and workers of its own; its close ends them."""
 
-    def __init__(self, url: str, *, token: str, controller: Child, workers: list[Child], **settings: Any) -> None:
+    def __init__(self, url: str, *, token: str, processes: list[Process], **settings: Any) -> None:
         super().__init__(url, token=token, **settings)
         self.address = (url, token)
         """For other processes of the run."""
-        self.controller_process, self.worker_processes = controller, workers
+        self.controller_process, *self.worker_processes = self._processes = processes
 
     @classmethod
     async def start(cls, config: RunConfig, *, folder: Path, **settings: Any) -> Self:
         """Logs and the workers' run file go to `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        token = secrets.token_hex(16)
+        token, supervisor = secrets.token_hex(16), Supervisor()
         environ = {"LUDUS_TOKEN": token, "LUDUS_RUN": config.name}
-        controller = _controller(folder, environ)
-        workers: list[Child] = []
+        wanted = {name for name, section in config.environments.items() if section.at == WORKERS}
+        started: list[Process] = []
+        client: Self | None = None
+
+        async def start(name: str, log: str, *arguments: str) -> Process:
+            command = (sys.executable, "-m", "ludus.cli.attached", "serve", *arguments)
+            started.append(await Process(supervisor, name, command, environ, log=folder / log).start())
+            return started[-1]
+
+        async def listening() -> re.Match[str] | None:
+            return _URL.search(controller.output())
+
+        async def ready() -> bool:
+            assert client is not None
+            await client.refresh()
+            return wanted <= client.environments().keys()
+
         try:
-            url = await _listening(controller, deadline_s=READY_S)
-            controller.arguments = _on_port(controller.arguments, url)
-            workers += [_worker(number, url, config, folder, environ) for number in range(config.workers.num)]
-            client = cls(url, controller=controller, workers=workers, token=token, **settings)
-            await client._begin(wanted={name for name, e in config.environments.items() if e.at == WORKERS})
+            state = folder / "state"
+            shutil.rmtree(state, ignore_errors=True)  # of this run before it was resumed: its sessions are over
+            # on loopback a connection breaks because its process ended, so a short grace is enough
+            place = ("--host", "127.0.0.1", "--state", str(state), "--max-rate", "0", "--grace-s", "1", "--port")
+            controller = await start("the run's controller", "controller.log", "controller", *place, "0")
+            url = (await _until(listening, processes=[controller])).group(0)
+            controller.command = (*controller.command[:-1], url.rpartition(":")[2])  # restarted, it must be found there
+            run_file = folder / "run.toml"
+            run_file.write_text(dump_config(hosted_part(config)), encoding="utf-8")
+            options = ("--run", str(run_file), "--controller", url, "--slots", str(config.workers.slots))
+            for number in range(config.workers.num):
+                await start(f"worker {number}", f"worker-{number}.log", "worker", *options)
+            client = cls(url, processes=started, token=token, **settings)
+            await _until(ready, processes=started)
         except BaseException:
-            await _stop(controller, workers)
+            await (_stop(started) if client is None else client.close())
             raise
+        for process in started:
+            process.keep_running()
         return client
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
@@ -63,79 +91,32 @@ class WorkersClient(RemoteClient):
 
     async def close(self) -> None:
         await super().close()
-        await _stop(self.controller_process, self.worker_processes)
-
-    async def _begin(self, *, wanted: set[str]) -> None:
-        for worker in self.worker_processes:
-            await worker.start()
-
-        async def ready() -> bool:
-            await self.refresh()
-            return wanted <= self.environments().keys()
-
-        children = [self.controller_process, *self.worker_processes]
-        try:
-            await _until(ready, children=children, deadline_s=READY_S)
-        except BaseException:
-            await super().close()
-            raise
-        for child in children:
-            child.keep()
-
-
-def _controller(folder: Path, environ: dict[str, str]) -> Child:
-    state = folder / "state"
-    shutil.rmtree(state, ignore_errors=True)  # of the same run before it was resumed: its sessions ended with it
-    arguments = ["serve", "controller", "--host", "127.0.0.1", "--port", "0", "--state", str(state), "--max-rate", "0"]
-    arguments += ["--grace-s", "1"]  # on loopback a link breaks because its process died
-    return Child("the run's controller", *arguments, log=folder / "controller.log", environ=environ)
-
-
-def _on_port(arguments: tuple[str, ...], url: str) -> tuple[str, ...]:
-    """Started again, it must be where everybody looks for it."""
-    port = url.rpartition(":")[2]
-    place = arguments.index("--port") + 1
-    return (*arguments[:place], port, *arguments[place + 1 :])
-
-
-def _worker(number: int, url: str, config: RunConfig, folder: Path, environ: dict[str, str]) -> Child:
-    run_file = folder / "run.toml"
-    run_file.write_text(dump_config(hosted_part(config)), encoding="utf-8")
-    arguments = ("serve", "worker", "--run", str(run_file), "--controller", url, "--slots", str(config.workers.slots))
-    return Child(f"worker {number}", *arguments, log=folder / f"worker-{number}.log", environ=environ)
+        await _stop(self._processes)
 
 
 def hosted_part(config: RunConfig) -> RunConfig:
-    """What a worker has to know of the run: its environments. What else the run says may be about those that are elsewhere."""
+    """What workers need of a run: other sections may name environments that are elsewhere."""
     return RunConfig(environments={name: e for name, e in config.environments.items() if e.at == WORKERS})
 
 
-async def _listening(controller: Child, *, deadline_s: float) -> str:
-    await controller.start()
-    found: list[str] = []
-
-    async def ready() -> bool:
-        found.extend(match.group(0) for match in _URL.finditer(controller.said()))
-        return bool(found)
-
-    await _until(ready, children=[controller], deadline_s=deadline_s)
-    return found[0]
-
-
-async def _until(ready: Callable[[], Any], *, children: list[Child], deadline_s: float) -> None:
-    """Until `ready`, as long as all children are alive and the deadline is not over."""
+async def _until(ready: Callable[[], Awaitable[Any]], *, processes: list[Process]) -> Any:
+    """Waits for `ready`; raises if a process ends before, or after READY_S."""
     loop = asyncio.get_running_loop()
-    give_up = loop.time() + deadline_s
-    while not await ready():
-        for child in children:
-            if child.ended:
-                raise ControllerFailed(f"the run's own workers did not start. {child.last_words()}")
+    give_up = loop.time() + READY_S
+    while not (answer := await ready()):
+        for process in processes:
+            if process.returncode is not None:
+                raise ControllerFailed(f"the run's own workers did not start. {process.explain()}")
         if loop.time() > give_up:
-            words = "\n".join(child.last_words() for child in children)
-            raise ControllerFailed(f"the run's own workers were not ready within {deadline_s:g} s.\n{words}")
+            explained = "\n".join(process.explain() for process in processes)
+            raise ControllerFailed(f"the run's own workers were not ready within {READY_S:g} s.\n{explained}")
         await asyncio.sleep(POLL_S)
+    return answer
 
 
-async def _stop(controller: Child, workers: list[Child]) -> None:
-    await asyncio.gather(*(worker.stop() for worker in workers))
-    await controller.stop()
+async def _stop(processes: list[Process]) -> None:
+    """The workers first, which say goodbye to the controller."""
+    await asyncio.gather(*(worker.stop() for worker in processes[1:]))
+    for controller in processes[:1]:
+        await controller.stop()
+        controller.supervisor.close()

@@ -18,17 +18,17 @@ from ludus.environments import wrap
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
 from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Action
-from tests.controller.penned import AsyncPenned, Penned, Unmade, alive, ends
 from tests.controller.plane import until
+from tests.hosting.isolated import AsyncIsolated, Isolated, Unmade, alive, ends
 
 FEW = PoolLimits(num_warm=0)
 
 
-def scene(play, *, author=Penned, limits=FEW, **options):
-    """Runs `play(client)` with a client of that environment, called penned, and closes it."""
+def scene(play, *, author=Isolated, limits=FEW, **options):
+    """Runs `play(client)` with a client of that environment, called isolated, and closes it."""
 
     async def main():
-        client = LocalClient([wrap(author, name="penned", options=options)], pens=limits)
+        client = LocalClient([wrap(author, name="isolated", options=options)], pool=limits)
         try:
             return await play(client)
         finally:
@@ -38,7 +38,7 @@ def scene(play, *, author=Penned, limits=FEW, **options):
 
 
 async def opened(client, *, index=0, **limits):
-    tasks = await client.tasks("penned", "train")
+    tasks = await client.tasks("isolated", "train")
     session = await client.open(tasks[index], seed=0, **limits)
     return session, int((await session.start()).messages[-1].content)
 
@@ -52,7 +52,7 @@ def text(observation):
     return observation.messages[-1].content
 
 
-@pytest.mark.parametrize("author", [Penned, AsyncPenned])
+@pytest.mark.parametrize("author", [Isolated, AsyncIsolated])
 def test_a_session_is_played_to_its_end_in_another_process(author):
     async def play(client):
         session, pid = await opened(client)
@@ -63,11 +63,11 @@ def test_a_session_is_played_to_its_end_in_another_process(author):
     pid, seen = scene(play, author=author)
     assert pid != os.getpid()
     assert (text(seen), seen.reward, seen.done, seen.metrics) == (str(pid), 0.5, True, {"turns": 1.0})
-    assert ends(pid), "closing the client ends its pens"
+    assert ends(pid), "closing the client ends its processes"
 
 
-def test_a_players_seed_gives_the_same_action_here_and_in_a_pen():
-    class Here(Penned):
+def test_a_players_seed_gives_the_same_action_here_and_in_another_process():
+    class Here(Isolated):
         isolation = "none"
 
     async def propose(client):
@@ -77,7 +77,7 @@ def test_a_players_seed_gives_the_same_action_here_and_in_a_pen():
     assert scene(propose) == scene(propose, author=Here)
 
 
-def test_sessions_share_a_pen_one_after_the_other_and_never_at_once():
+def test_sessions_share_a_process_one_after_the_other_and_never_at_once():
     async def play(client):
         first, pid_of_first = await opened(client)
         second, pid_of_second = await opened(client)
@@ -91,7 +91,7 @@ def test_sessions_share_a_pen_one_after_the_other_and_never_at_once():
     assert first == third
 
 
-def test_a_pen_is_replaced_after_its_number_of_sessions():
+def test_a_session_process_is_replaced_after_its_number_of_sessions():
     async def play(client):
         pids = []
         for _ in range(5):
@@ -106,7 +106,7 @@ def test_a_pen_is_replaced_after_its_number_of_sessions():
     assert all(ends(pid) for pid in pids)
 
 
-def test_a_pen_that_has_grown_is_replaced_after_its_session():
+def test_a_session_process_that_has_grown_is_replaced_after_its_session():
     async def play(client):
         session, first = await opened(client)
         await session.act(Action("hold 150"))
@@ -117,14 +117,14 @@ def test_a_pen_that_has_grown_is_replaced_after_its_session():
     assert first != second
 
 
-def test_a_pen_that_grows_without_end_is_killed_in_its_session(monkeypatch):
+def test_a_session_process_that_grows_without_end_is_killed_in_its_session(monkeypatch):
     monkeypatch.setattr("ludus.hosting.process_pool._LOOK_S", 0.05)
 
     async def play(client):
         session, pid = await opened(client)
         other, _ = await opened(client)
         growing = asyncio.ensure_future(acted(session, Action("hold 20"), times=100))
-        with pytest.raises(EnvironmentFailed, match=r"act: its process held \d+ MiB, twice what a pen may hold"):
+        with pytest.raises(EnvironmentFailed, match=r"act: its process held \d+ MiB, twice its limit"):
             await growing
         assert ends(pid)
         return await other.act(Action("hello"))
@@ -132,7 +132,7 @@ def test_a_pen_that_grows_without_end_is_killed_in_its_session(monkeypatch):
     assert scene(play, limits=PoolLimits(num_warm=0, max_bytes=100 * 2**20)).reward == 0.5
 
 
-@pytest.mark.parametrize("author", [Penned, AsyncPenned])
+@pytest.mark.parametrize("author", [Isolated, AsyncIsolated])
 def test_a_call_that_overruns_is_killed_and_the_others_go_on(author):
     async def play(client):
         session, pid = await opened(client)
@@ -150,13 +150,13 @@ def test_a_call_that_overruns_is_killed_and_the_others_go_on(author):
     assert scene(play, author=author).reward == 0.5
 
 
-def test_a_pen_killed_from_outside_fails_its_session_with_the_cause():
+def test_a_session_process_killed_from_outside_fails_its_session_with_the_cause():
     async def play(client):
         session, pid = await opened(client)
         acting = asyncio.ensure_future(session.act(Action("sleep 60")))
         await asyncio.sleep(0.1)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(EnvironmentFailed, match=r"penned/train/0: act: its process was killed by SIGKILL"):
+        with pytest.raises(EnvironmentFailed, match=r"isolated/train/0: act: its process was killed by SIGKILL"):
             await acting
         await session.close()
         return await opened(client)
@@ -183,7 +183,7 @@ def test_a_megabyte_comes_through():
     assert len(text(scene(play))) == 1_000_000
 
 
-def test_sessions_beyond_the_number_of_pens_wait_and_their_clock_does_not_run():
+def test_sessions_beyond_the_number_of_processes_wait_and_their_clock_does_not_run():
     async def play(client):
         first, pid = await opened(client)
         waiting = asyncio.ensure_future(opened(client, timeout_s=60))
@@ -192,13 +192,13 @@ def test_sessions_beyond_the_number_of_pens_wait_and_their_clock_does_not_run():
         await first.close()
         return pid, (await waiting)[1]
 
-    first, second = scene(play, limits=PoolLimits(num_warm=0, max_pens=1))
+    first, second = scene(play, limits=PoolLimits(num_warm=0, max_processes=1))
     assert first == second
 
 
 def test_an_open_that_takes_too_long_is_a_turn_timeout(monkeypatch):
     async def play(client):
-        (task, *_) = await client.tasks("penned", "train")
+        (task, *_) = await client.tasks("isolated", "train")
         monkeypatch.setattr("ludus.hosting.process_pool.SessionProcess.call", lambda *_, **__: asyncio.sleep(60))
         with pytest.raises(TurnTimeout, match=r"open exceeded 0\.05 s"):
             await client.open(task, seed=0, timeout_s=0.05)
@@ -206,22 +206,22 @@ def test_an_open_that_takes_too_long_is_a_turn_timeout(monkeypatch):
     scene(play)
 
 
-def test_a_warm_pen_waits_for_each_session():
+def test_a_warm_process_waits_for_each_session():
     async def play(client):
         await client.prepare()
-        pens = client._pens
-        (warm,) = pens._all
+        pool = client._pool
+        (warm,) = pool._all
         session, pid = await opened(client)
         assert pid == warm.pid
-        await until(lambda: len(pens._idle["penned"]) >= 1)
+        await until(lambda: len(pool._idle["isolated"]) >= 1)
         await session.close()
-        return pens.num_pens
+        return len(pool._all)
 
     assert scene(play, limits=PoolLimits(num_warm=1)) == 2
 
 
 def test_an_environment_that_cannot_be_made_elsewhere_is_refused_at_once():
-    class Local(Penned):
+    class Local(Isolated):
         pass
 
     with pytest.raises(ConfigError, match="another process cannot make it: define its class at the top of a module"):
@@ -238,11 +238,11 @@ import asyncio, sys
 from ludus.controller.client.local import LocalClient
 from ludus.environments import wrap
 from ludus.types import Action
-from tests.controller.penned import {author}
+from tests.hosting.isolated import {author}
 
 async def main():
-    client = LocalClient([wrap({author}, name="penned")])
-    tasks = await client.tasks("penned", "train")
+    client = LocalClient([wrap({author}, name="isolated")])
+    tasks = await client.tasks("isolated", "train")
     session = await client.open(tasks[0], seed=0)
     print((await session.start()).messages[-1].content)
     print((await session.act(Action("start"))).messages[-1].content, flush=True)
@@ -252,20 +252,20 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("author", ["Penned", "AsyncPenned"])
-def test_a_killed_host_leaves_neither_a_pen_nor_what_the_pen_started(author):
+@pytest.mark.parametrize("author", ["Isolated", "AsyncIsolated"])
+def test_a_killed_host_leaves_neither_a_session_process_nor_what_it_started(author):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER.format(author=author)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
     )
-    pen, grandchild = int(holder.stdout.readline()), int(holder.stdout.readline())
+    hosted, grandchild = int(holder.stdout.readline()), int(holder.stdout.readline())
     time.sleep(0.1)  # it is in its endless loop by now
-    assert alive(pen)
+    assert alive(hosted)
     assert alive(grandchild)
     holder.kill()
     holder.wait()
     holder.stdout.close()
-    assert ends(pen)
+    assert ends(hosted)
     assert ends(grandchild)

@@ -8,7 +8,7 @@ from pathlib import Path
 from ludus.environments import Reply
 
 
-class Penned:
+class Isolated:
     """Says where it is; obeys orders."""
 
     max_turns = 20
@@ -45,14 +45,14 @@ class Penned:
         return f"say {rng.randrange(100)}"
 
 
-class AsyncPenned(Penned):
+class AsyncIsolated(Isolated):
     """The same, on its loop."""
 
     async def act(self, text):
-        return Penned.act(self, text)
+        return Isolated.act(self, text)
 
 
-class Unmade(Penned):
+class Unmade(Isolated):
     """Cannot be made in another process: its file is not what it was."""
 
     def __init__(self, *, only_in: int = 0) -> None:

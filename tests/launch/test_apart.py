@@ -148,7 +148,7 @@ def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
 def test_who_speaks_in_words_gets_them(tmp_path, model):
     speaker = Says()
     outside = {"outside": {"far": {"url": "http://127.0.0.1:9/v1", "chance": 0.5}}}
-    made = setup(tmp_path, model, speakers=outside, algorithm={"foreign": "mask"})
+    made = setup(tmp_path, model, cross_policy=outside, algorithm={"off_policy": "mask"})
 
     async def main():
         async with playing(made, speaker) as apart:

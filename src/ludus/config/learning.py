@@ -1,4 +1,4 @@
-"""How a run learns: the knobs of [algorithm], [curriculum], [horizons] and [speakers], a part of `config`'s tree.
+"""How a run learns: the knobs of [algorithm], [curriculum], [horizons] and [cross_policy], a part of `config`'s tree.
 
 Promise: a key that the others switch off is refused, and what follows from another key is written out in the resolved run.
 """
@@ -100,7 +100,7 @@ OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")
 """Policies that an outside model may not be named after."""
 
 
-class SpeakersConfig(Section):
+class CrossPolicyConfig(Section):
     stale: float = Field(default=0.0, ge=0, lt=1)
     """Chance that an older copy of the policy speaks (cross-policy sampling, 0.25 in AgentRL). Evaluation is always by the newest."""
     stale_every: int = Field(default=25, gt=0)
@@ -126,26 +126,26 @@ class SpeakersConfig(Section):
         return [name for name, outside in self.outside.items() if outside.kind == "chat"]
 
     @model_validator(mode="after")
-    def _somebody_else_speaks(self) -> SpeakersConfig:
+    def _somebody_else_speaks(self) -> CrossPolicyConfig:
         if sum(self.others.values()) >= 1:
             raise ValueError(f"speakers have chances {self.others}, which leave no turn to the current policy")
         if not self.stale and self.stale_every != 25:
-            raise ValueError("speakers.stale_every counts only with speakers.stale; leave it out")
+            raise ValueError("cross_policy.stale_every counts only with cross_policy.stale; leave it out")
         for key, off in (("draw", "turn"), ("schedule", [])):
             if not self.others and getattr(self, key) != off:
                 raise ValueError(
-                    f"speakers.{key} counts only with speakers.stale, speakers.reference or speakers.outside; leave it out"
+                    f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or cross_policy.outside; leave it out"
                 )
         if taken := set(self.outside) & set(OWN_NAMES):
-            raise ValueError(f"speakers.outside.{min(taken)} has the name of a policy of the run; give it another")
+            raise ValueError(f"cross_policy.outside.{min(taken)} has the name of a policy of the run; give it another")
         return self
 
     @model_validator(mode="after")
-    def _points_are_in_order(self) -> SpeakersConfig:
+    def _points_are_in_order(self) -> CrossPolicyConfig:
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)) or any(step < 0 or not 0 <= part <= 1 for step, part in self.schedule):
             raise ValueError(
-                f"speakers.schedule is {[list(point) for point in self.schedule]}; expected points [step, part] with growing steps "
+                f"cross_policy.schedule is {[list(point) for point in self.schedule]}; expected points [step, part] with growing steps "
                 "from 0 on and parts from 0 to 1"
             )
         return self
@@ -229,7 +229,7 @@ class AlgorithmConfig(Section):
     (REINFORCE++). Left out: std for group and gigpo, batch for those with a critic (turn_gae: over turns), none for the others."""
     discount: float = Field(default=1.0, gt=0, le=1)
     """Per turn, of return_to_go, gigpo, turn_gae, bilevel_gae and archer; per token, of gae."""
-    trace: float = Field(default=1.0, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """lambda of the three with a critic: 1 counts on what was earned, 0 on the critic's next value."""
     bootstrap: bool = False
     """Those with a critic: a session cut by a limit goes on with the critic's last value, as if it had not ended."""
@@ -264,17 +264,17 @@ class AlgorithmConfig(Section):
     clip_high: float = Field(default=0.2, ge=0)
     dual_clip: float = Field(default=0.0, ge=0)
     """Bounds the loss of a bad action to this many times its advantage; above 1, 3 is usual; 0 switches it off."""
-    centre: Literal["old", "behaviour"] = "old"
+    ratio_base: Literal["old", "behaviour"] = "old"
     """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported."""
     importance: Literal["token", "sequence"] = "token"
-    """centre = old: one importance weight per token, or the product over the sequence."""
+    """ratio_base = old: one importance weight per token, or the product over the sequence."""
     importance_cap: float = Field(default=2.0, ge=0)
-    """centre = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
+    """ratio_base = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Distance to the model the run started with: taken off the advantage (k1), or a loss term (k2, k3)."""
     kl_weight: float = Field(default=0.0, ge=0)
-    foreign: Literal["train", "mask"] = "train"
-    """Tokens of [speakers] other than the current policy: trained with their own speaker's logprob as the behaviour policy, or left out."""
+    off_policy: Literal["train", "mask"] = "train"
+    """Tokens of [cross_policy] other than the current policy: trained with their own speaker's logprob as the behaviour policy, or left out."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Bonus for the entropy of the next-token distribution."""
 
@@ -285,7 +285,7 @@ class AlgorithmConfig(Section):
         if not isinstance(data, Mapping):
             return data
         follows: dict[str, Any] = {}
-        if data.get("centre") == "behaviour":
+        if data.get("ratio_base") == "behaviour":
             follows["importance_cap"] = 0.0
         if data.get("advantage") in ("leave_one_out", "reward", "return_to_go", "archer", "teacher"):
             follows["normalise"] = "none"
@@ -303,8 +303,8 @@ class AlgorithmConfig(Section):
             (
                 "importance_cap",
                 0.0,
-                self.centre == "old",
-                "centre 'old'; around 'behaviour' the ratio itself holds the correction",
+                self.ratio_base == "old",
+                "ratio_base 'old'; around 'behaviour' the ratio itself holds the correction",
             ),
             ("importance", "token", self.importance_cap > 0, "an importance_cap"),
             (
@@ -313,7 +313,7 @@ class AlgorithmConfig(Section):
                 self.advantage in ("return_to_go", "gigpo", "archer", *BY_VALUES),
                 "advantage 'return_to_go', 'gigpo' or one with a critic",
             ),
-            ("trace", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
+            ("gae_lambda", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
             ("bootstrap", False, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
             ("state_weight", 1.0, self.advantage == "gigpo", "advantage 'gigpo'"),
             ("task_centre", True, self.task_normalise != "none", "task_normalise"),

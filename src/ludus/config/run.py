@@ -18,11 +18,11 @@ from ludus.config.learning import (
     BY_VALUES,
     AlgorithmConfig,
     CriticConfig,
+    CrossPolicyConfig,
     CurriculumConfig,
     HorizonConfig,
     MonitorConfig,
     Section,
-    SpeakersConfig,
     TeacherConfig,
 )
 from ludus.config.playing import EngineConfig, RolloutConfig
@@ -42,6 +42,13 @@ class ModelConfig(Section):
     """How the model writes tool calls; auto reads it off the chat template."""
 
 
+RENAMED = {
+    "algorithm.trace": "algorithm.gae_lambda",
+    "algorithm.centre": "algorithm.ratio_base",
+    "algorithm.foreign": "algorithm.off_policy",
+    "speakers": "cross_policy",
+}
+"""Keys by their former name. They are refused with the new one."""
 HERE, WORKERS = "here", "workers"
 SandboxLevel = Literal["none", "process", "namespace", "container"]
 """What a session's untrusted code runs in, from the least contained to the most."""
@@ -225,7 +232,7 @@ class RunConfig(Section):
     curriculum: CurriculumConfig = CurriculumConfig()
     horizons: dict[str, HorizonConfig] = {}
     """By environment: how its limit on turns grows. Without one it is max_turns throughout."""
-    speakers: SpeakersConfig = SpeakersConfig()
+    cross_policy: CrossPolicyConfig = CrossPolicyConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
     critic: CriticConfig = CriticConfig()
     teacher: TeacherConfig = TeacherConfig()
@@ -280,30 +287,32 @@ class RunConfig(Section):
                 f"rollout.group_size is 1 with algorithm.advantage {algorithm.advantage!r}, which compares attempts with each other; "
                 "use at least 2, or advantage 'reward' or 'return_to_go'"
             )
-        corrected = algorithm.centre == "behaviour" or algorithm.importance_cap or algorithm.foreign == "mask"
-        if self.speakers.others and not corrected:
+        corrected = algorithm.ratio_base == "behaviour" or algorithm.importance_cap or algorithm.off_policy == "mask"
+        if self.cross_policy.others and not corrected:
             raise ValueError(
                 "speakers beside the current policy would be trained without a correction for who spoke: set algorithm.importance_cap, "
-                "centre 'behaviour', or foreign 'mask'"
+                "ratio_base 'behaviour', or off_policy 'mask'"
             )
-        if algorithm.foreign == "mask" and not self.speakers.others:
-            raise ValueError("algorithm.foreign is 'mask', but only the current policy speaks; set speakers.stale too")
-        if algorithm.foreign == "train" and (names := self.speakers.in_words):
+        if algorithm.off_policy == "mask" and not self.cross_policy.others:
             raise ValueError(
-                f"algorithm.foreign is 'train', but speakers.outside.{names[0]} gives words without logprobs, so that it cannot be the "
-                "behaviour policy of a ratio; set algorithm.foreign = 'mask', or its kind = 'server' where it returns ids and logprobs"
+                "algorithm.off_policy is 'mask', but only the current policy speaks; set cross_policy.stale too"
             )
-        servers = [name for name, outside in self.speakers.outside.items() if outside.kind == "server"]
+        if algorithm.off_policy == "train" and (names := self.cross_policy.in_words):
+            raise ValueError(
+                f"algorithm.off_policy is 'train', but cross_policy.outside.{names[0]} gives words without logprobs, so that it cannot be the "
+                "behaviour policy of a ratio; set algorithm.off_policy = 'mask', or its kind = 'server' where it returns ids and logprobs"
+            )
+        servers = [name for name, outside in self.cross_policy.outside.items() if outside.kind == "server"]
         if servers and self.rollout.temperature != 1.0:
             raise ValueError(
-                f"speakers.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, but rollout.temperature is "
-                f"{self.rollout.temperature:g}; set it to 1, or kind = 'chat' with algorithm.foreign = 'mask'"
+                f"cross_policy.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, but rollout.temperature is "
+                f"{self.rollout.temperature:g}; set it to 1, or kind = 'chat' with algorithm.off_policy = 'mask'"
             )
-        bound = bound or bool(self.speakers.others and algorithm.foreign == "train")
-        if algorithm.loss == "reinforce" and algorithm.centre == "behaviour" and bound:
+        bound = bound or bool(self.cross_policy.others and algorithm.off_policy == "train")
+        if algorithm.loss == "reinforce" and algorithm.ratio_base == "behaviour" and bound:
             raise ValueError(
                 "algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; above "
-                "pipeline.max_staleness 0 use loss 'clip' or 'cispo', or centre 'old' with an importance_cap"
+                "pipeline.max_staleness 0 use loss 'clip' or 'cispo', or ratio_base 'old' with an importance_cap"
             )
         return self
 
@@ -450,6 +459,8 @@ def _explain(detail: Any) -> str:
     path = [str(part) for part in detail["loc"]]
     key = ".".join(path)
     if detail["type"] == "extra_forbidden":
+        if key in RENAMED:
+            return f"{key} was renamed to {RENAMED[key]}"
         known = _fields_at(path[:-1])
         near = nearest(path[-1], known)
         return f"unknown key {key!r}.{near} Known here: {', '.join(known)}."

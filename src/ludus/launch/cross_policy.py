@@ -28,7 +28,7 @@ STALE, REFERENCE = "stale", "reference"
 
 class OtherSpeakers:
     def __init__(self, parts: Parts, *, engine: EmbeddedEngine, channel: Channel) -> None:
-        self._parts, self._config = parts, parts.config.speakers
+        self._parts, self._config = parts, parts.config.cross_policy
         self._engine, self._channel = engine, channel
         self._stale_version = 0
         self._stale: Mapping[str, Tensor] = {}
@@ -99,7 +99,7 @@ class OtherSpeakers:
         ours, theirs = self._parts.tokenizer.encode(text), await endpoint.tokenised(text)
         if ours != theirs:
             raise ConfigError(
-                f"speakers.outside.{name} has another tokenizer than model.name {self._parts.config.model.name!r}: the first prompt is "
+                f"cross_policy.outside.{name} has another tokenizer than model.name {self._parts.config.model.name!r}: the first prompt is "
                 f"{len(theirs)} tokens there and {len(ours)} here, or others. Serve a model of the same family, or use kind = 'chat'"
             )
 
@@ -109,7 +109,7 @@ class OtherSpeakers:
             tensors = checkpoint.tensors(STALE)
         except (KeyError, OSError):
             raise CheckpointFailed(
-                f"{checkpoint.folder} holds no stale policy, but speakers.stale is {self._config.stale}. Resume with the settings the "
+                f"{checkpoint.folder} holds no stale policy, but cross_policy.stale is {self._config.stale}. Resume with the settings the "
                 "run was started with."
             ) from None
         if self._stale_version != version:

@@ -152,7 +152,7 @@ async def _play_for(setup: Setup, pipe: Pipe) -> None:
     client = await make_client(config, folder=setup.folder, workers=setup.workers)
     try:
         chat = make_chat(config, load_tokenizer(setup.model_folder))
-        speaker = FarSpeaker(pipe, sends_words=bool(config.speakers.outside))
+        speaker = FarSpeaker(pipe, sends_words=bool(config.cross_policy.outside))
         arena = Arena(client, speaker, chat, limits_from(config), max_turns=setup.max_turns)
         pipe.send(Ready())
         with rarely_collected():

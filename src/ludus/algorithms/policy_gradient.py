@@ -32,7 +32,7 @@ from ludus.algorithms.normalisation import whiten, whiten_by
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.algorithms.shaping import shaped
 from ludus.config import AlgorithmConfig
-from ludus.config.learning import BY_VALUES
+from ludus.config.algorithm import BY_VALUES
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ludus.config import RunConfig
-from ludus.config.learning import BY_VALUES
+from ludus.config.algorithm import BY_VALUES
 
 
 def doubts(config: RunConfig) -> list[str]:

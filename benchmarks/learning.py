@@ -101,7 +101,7 @@ CASES = (
         },
         arms={
             "current policy alone": {},
-            "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 25}},
+            "stale copy in 0.25 of turns": {"cross_policy": {"stale": 0.25, "stale_every": 25}},
         },
         budgets=(1536,),
         outcomes=("success", "states"),
@@ -120,8 +120,8 @@ CASES = (
         },
         arms={
             "current policy alone": {},
-            "stale copy in 0.25 of turns": {"speakers": {"stale": 0.25, "stale_every": 25}},
-            "first model in 0.5 of turns": {"speakers": {"reference": 0.5}},
+            "stale copy in 0.25 of turns": {"cross_policy": {"stale": 0.25, "stale_every": 25}},
+            "first model in 0.5 of turns": {"cross_policy": {"reference": 0.5}},
         },
         budgets=(2048,),
         outcomes=("success", "states"),

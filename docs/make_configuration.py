@@ -1,4 +1,4 @@
-"""Writes docs/configuration.md from the docstrings in src/ludus/config.py and learning.py: `python docs/make_configuration.py`."""
+"""Writes docs/configuration.md from the docstrings in src/ludus/config/: `python docs/make_configuration.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A run is a TOML file plus overrides on the command line: `ludus train configs/qu
 resolved run, with every key. A key that is not listed here is refused, with the near name, and so is an override that the command
 does not read, such as `trainer.lr` for `ludus sft`, which has its own.
 
-Written by `docs/make_configuration.py` from `src/ludus/config.py`, `learning.py` and `playing.py`; change it there.
+Written by `docs/make_configuration.py` from the docstrings in `src/ludus/config/`; change it there.
 """
 
 

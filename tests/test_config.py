@@ -50,6 +50,25 @@ def test_where_environments_run_is_said_in_a_way_that_can_be_honoured(overrides,
         load_config(None, overrides)
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("algorithm.trace=0.9", "algorithm.trace was renamed to algorithm.gae_lambda"),
+        ("algorithm.centre=old", "algorithm.centre was renamed to algorithm.ratio_base"),
+        ("algorithm.foreign=mask", "algorithm.foreign was renamed to algorithm.off_policy"),
+        ("speakers.stale=0.2", "speakers was renamed to cross_policy"),
+    ],
+)
+def test_a_key_that_was_renamed_is_refused_with_its_new_name_in_files_and_overrides(tmp_path, override, message):
+    key, _, value = override.partition("=")
+    section, _, name = key.partition(".")
+    file = tmp_path / "run.toml"
+    file.write_text(f"[{section}]\n{name} = {value if value[0] == '0' else repr(value)}\n")
+    for source in ((None, [override]), (file, [])):
+        with pytest.raises(ConfigError, match=f"^{message}$"):
+            load_config(*source)
+
+
 def test_several_mistakes_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
         load_config(None, ["trainer.lrr=1", "pipeline.steps=0"])
@@ -136,7 +155,10 @@ def test_a_run_name_stays_inside_the_runs_folder(name):
         (["rollout.group_size=2", "rollout.min_group_size=3"], "min_group_size is 3.*group_size 2"),
         (["engine.kind=server"], "a url goes with kind 'server'"),
         (["engine.url=http://x"], "only with them"),
-        (["algorithm.centre=behaviour", "algorithm.importance_cap=2"], "importance_cap is 2.0.*only with centre 'old'"),
+        (
+            ["algorithm.ratio_base=behaviour", "algorithm.importance_cap=2"],
+            "importance_cap is 2.0.*only with ratio_base 'old'",
+        ),
         (["algorithm.loss=reinforce", "algorithm.clip_high=0.3"], "clip_high is 0.3.*only with loss 'clip' or 'cispo'"),
         (["algorithm.loss=cispo", "algorithm.ratio=sequence"], "ratio is 'sequence'.*only with loss 'clip'"),
         (["algorithm.discount=0.9"], "discount is 0.9.*only with advantage 'return_to_go'"),
@@ -178,7 +200,7 @@ def test_a_folder_given_as_run_file_is_named(tmp_path):
     "overrides",
     [
         [],
-        ["algorithm.centre=behaviour"],
+        ["algorithm.ratio_base=behaviour"],
         ["engine.kind=server", "engine.url=http://127.0.0.1:8000/v1"],
         ["environments.guess.at=workers", "workers.num=3", "workers.slots=8", "controller.wait_s=9"],
         ["environments.guess.max_turns=4", "environments.guess.options.deep={a=[1,2],b='x'}", "sft.min_reward=0.5"],
@@ -243,7 +265,7 @@ def test_the_tree_imports_nothing_heavy():
     "overrides",
     [
         ["engine.kind=chat", "engine.url=https://me:secret@host/v1"],
-        ["speakers.outside.x.url=http://secret@host/v1", "speakers.outside.x.chance=0.1"],
+        ["cross_policy.outside.x.url=http://secret@host/v1", "cross_policy.outside.x.chance=0.1"],
     ],
 )
 def test_an_endpoints_url_holds_no_secret_and_the_refusal_does_not_repeat_it(overrides):
@@ -261,7 +283,7 @@ def test_promise_8_what_a_server_decides_for_itself_is_refused(override):
 @pytest.mark.parametrize(
     ("override", "resolved"),
     [
-        ("centre=behaviour", {"importance_cap": 0.0, "normalise": "std", "filter": "zero_variance"}),
+        ("ratio_base=behaviour", {"importance_cap": 0.0, "normalise": "std", "filter": "zero_variance"}),
         ("advantage=leave_one_out", {"normalise": "none", "filter": "zero_variance"}),
         ("advantage=reward", {"normalise": "none", "filter": "none"}),
         ("advantage=gigpo", {"normalise": "std", "filter": "none"}),

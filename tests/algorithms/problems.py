@@ -86,7 +86,7 @@ def mean_gradient_of_mixture(algorithm, logits, other, outcomes, *, share, draw)
 
 
 def expecting_nothing(trajectories):
-    """A critic whose values are all 0: GAE with trace 1 is then the return to go."""
+    """A critic whose values are all 0: GAE with lambda 1 is then the return to go."""
     return [np.zeros(sum(s.num_sampled for s in trajectory.sequences)) for trajectory in trajectories]
 
 

@@ -22,18 +22,18 @@ def of(advantage, trajectory=TALK, values=VALUES, **knobs):
     return credit(trajectory, values, config=AlgorithmConfig(advantage=advantage, **knobs))
 
 
-def test_token_gae_without_trace_or_discount_is_the_return_to_go_minus_the_value():
+def test_token_gae_without_decay_or_discount_is_the_return_to_go_minus_the_value():
     assert of("gae").advantages == pytest.approx(np.array([3, 3, 2, 2, 2]) - VALUES)
     assert of("gae").returns == pytest.approx([3, 3, 2, 2, 2])
 
 
-def test_with_trace_0_a_token_is_worth_what_the_next_value_gained():
+def test_with_lambda_0_a_token_is_worth_what_the_next_value_gained():
     gained = [0.1 - 0.5, 1 + 0.4 - 0.1, 0.2 - 0.4, 0.3 - 0.2, 2 - 0.3]
-    assert of("gae", trace=0.0).advantages == pytest.approx(gained)
+    assert of("gae", gae_lambda=0.0).advantages == pytest.approx(gained)
 
 
 def test_turn_gae_reads_one_value_per_turn_and_every_token_of_the_turn_gets_its_advantage():
-    got = of("turn_gae", discount=0.5, trace=0.8)
+    got = of("turn_gae", discount=0.5, gae_lambda=0.8)
     second = 2.0 - 0.4
     first = 1.0 + 0.5 * 0.4 - 0.5 + 0.5 * 0.8 * second
     assert got.advantages == pytest.approx([first] * 2 + [second] * 3)
@@ -50,7 +50,7 @@ def test_bilevel_gae_ends_each_turn_in_its_turns_return():
 
 
 @given(st.lists(st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=3), min_size=1, max_size=4), st.data())
-def test_without_discount_and_with_a_whole_trace_bilevel_gae_is_token_gae(values, data):
+def test_without_discount_and_with_lambda_1_bilevel_gae_is_token_gae(values, data):
     """So StarPO-S, which is published with 1 and 1, needs no choice between them."""
     rewards = data.draw(st.lists(st.floats(-2, 2, width=32), min_size=len(values), max_size=len(values)))
     talk = make_conversation([[1] * len(own) for own in values], rewards)
@@ -119,7 +119,7 @@ def test_advantages_of_turns_are_whitened_over_turns_not_over_tokens():
         (["critic.kind=head"], "asks none"),
         (["critic.lr=0.1"], "counts only with a critic"),
         (["algorithm.advantage=gae", "critic.kind=head", "critic.clip=0.2"], "no value has moved yet"),
-        (["algorithm.trace=0.9"], "counts only with advantage 'gae'"),
+        (["algorithm.gae_lambda=0.9"], "counts only with advantage 'gae'"),
     ],
 )
 def test_a_missing_or_idle_critic_is_refused_at_the_start(overrides, message):

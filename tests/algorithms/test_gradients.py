@@ -29,8 +29,8 @@ ELSEWHERE = (-1.5, 0.2, 0.1)
 """Another speaker's."""
 LOSSES = [
     {},
-    {"centre": "behaviour"},
-    {"loss": "cispo", "centre": "behaviour"},
+    {"ratio_base": "behaviour"},
+    {"loss": "cispo", "ratio_base": "behaviour"},
     {"loss": "cispo"},
     {"loss": "reinforce"},
 ]
@@ -62,7 +62,7 @@ def test_mean_centring_is_short_of_its_own_share_in_the_baseline(size, loss):
 
 @pytest.mark.parametrize("aggregate", ["trajectory", "sequence"])
 def test_a_sequence_ratio_has_the_mean_of_its_tokens_gradients(aggregate):
-    got = gradient(advantage="leave_one_out", ratio="sequence", centre="behaviour", aggregate=aggregate)
+    got = gradient(advantage="leave_one_out", ratio="sequence", ratio_base="behaviour", aggregate=aggregate)
     assert got == pytest.approx(PER_TOKEN, abs=1e-6)
 
 
@@ -128,7 +128,7 @@ def test_importance_of_the_whole_sequence_recovers_the_true_gradient_and_that_of
     assert gradient(spoken_with=ELSEWHERE, **knobs) != pytest.approx(PER_TOKEN, abs=1e-3)
 
 
-@pytest.mark.parametrize("knobs", [{"importance_cap": 1e6}, {"loss": "reinforce", "centre": "behaviour"}])
+@pytest.mark.parametrize("knobs", [{"importance_cap": 1e6}, {"loss": "reinforce", "ratio_base": "behaviour"}])
 def test_on_single_tokens_token_weights_are_exact_and_without_them_the_gradient_is_wrong(knobs):
     expected = -true_gradient(LOGITS, pulls())
     right = gradient(spoken_with=ELSEWHERE, outcomes=pulls(), advantage="leave_one_out", **knobs)
@@ -247,11 +247,11 @@ def test_with_two_speakers_weights_by_each_tokens_own_speaker_give_the_true_grad
 def test_masked_foreign_tokens_have_no_part_in_loss_or_denominator():
     talks = [make_conversation([[1], [3, 4]], [0.0, reward], name=f"t{reward}") for reward in (0.0, 1.0)]
     mixed = [replace(talk, turns=(replace(talk.turns[0], policy="stale"), talk.turns[1])) for talk in talks]
-    masked = algorithm(foreign="mask").batch([group_of(mixed)]).sequences
+    masked = algorithm(off_policy="mask").batch([group_of(mixed)]).sequences
     assert [s.ids[s.sampled].tolist() for s in masked] == [[3, 4], [3, 4]]
     assert sum(s.weights.sum() for s in masked) == pytest.approx(1)
     assert masked[0].ids is talks[0].sequences[0].ids, "still known by its trajectory"
-    trained = algorithm(foreign="train").batch([group_of(mixed)]).sequences
+    trained = algorithm(off_policy="train").batch([group_of(mixed)]).sequences
     assert [s.num_sampled for s in trained] == [3, 3]
 
 
@@ -259,6 +259,6 @@ def test_what_is_masked_needs_no_logprobs():
     silent = make_conversation([[1], [3]], [0.0, 1.0], logprobs=[[float("nan")], [-1.0]])
     silent = replace(silent, turns=(replace(silent.turns[0], policy="outside"), silent.turns[1]))
     group = group_of([silent, make_conversation([[1], [3]], [0.0, 0.0])])
-    assert len(algorithm(foreign="mask").batch([group]).sequences) == 2
+    assert len(algorithm(off_policy="mask").batch([group]).sequences) == 2
     with pytest.raises(TrainerFailed, match="lacks the logprob of 1"):
         algorithm().batch([group])

@@ -24,7 +24,7 @@ RECIPES = {
     "dr-grpo": AlgorithmConfig(normalise="none", aggregate="constant", aggregate_tokens=16),
     "return-to-go": AlgorithmConfig(advantage="return_to_go", discount=0.9, loss="cispo"),
     "gigpo": AlgorithmConfig(advantage="gigpo", discount=0.9, aggregate="sequence"),
-    "bilevel": AlgorithmConfig(advantage="bilevel_gae", discount=0.9, trace=0.8),
+    "bilevel": AlgorithmConfig(advantage="bilevel_gae", discount=0.9, gae_lambda=0.8),
     "task-variant": AlgorithmConfig(task_normalise="trajectory", task_centre=False, importance="sequence"),
 }
 every_recipe = pytest.mark.parametrize("recipe", list(RECIPES.values()), ids=list(RECIPES))

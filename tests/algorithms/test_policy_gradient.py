@@ -48,9 +48,9 @@ def true_gradient(chance):
 
 @pytest.mark.parametrize("chance", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("centre", ["old", "behaviour"])
-def test_the_centred_gradient_is_the_true_one_short_of_its_own_share_in_the_baseline(chance, size, centre):
-    got = expected_gradient(grpo(normalise="none", centre=centre), chance=chance, size=size)
+@pytest.mark.parametrize("ratio_base", ["old", "behaviour"])
+def test_the_centred_gradient_is_the_true_one_short_of_its_own_share_in_the_baseline(chance, size, ratio_base):
+    got = expected_gradient(grpo(normalise="none", ratio_base=ratio_base), chance=chance, size=size)
     assert got == pytest.approx(-(size - 1) / size * true_gradient(chance), rel=1e-5)
 
 

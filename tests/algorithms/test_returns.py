@@ -11,20 +11,20 @@ shares = st.floats(0, 1, width=32)
 chains = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=12)
 
 
-def by_definition(rewards, values, *, discount, trace, last_value):
+def by_definition(rewards, values, *, discount, gae_lambda, last_value):
     """A_t = sum over l of (gamma lambda)^l delta_{t+l}: no recursion, so that a wrong one shows."""
     following = [*values[1:], last_value]
     deltas = [r + discount * v_next - v for r, v_next, v in zip(rewards, following, values, strict=True)]
     return [
-        sum((discount * trace) ** (later - t) * deltas[later] for later in range(t, len(deltas)))
+        sum((discount * gae_lambda) ** (later - t) * deltas[later] for later in range(t, len(deltas)))
         for t in range(len(deltas))
     ]
 
 
 @given(chains, shares, shares, numbers)
-def test_gae_is_its_definition(chain, discount, trace, last_value):
+def test_gae_is_its_definition(chain, discount, gae_lambda, last_value):
     rewards, values = (np.array(column, dtype=np.float64) for column in zip(*chain, strict=True))
-    settings = {"discount": discount, "trace": trace, "last_value": last_value}
+    settings = {"discount": discount, "gae_lambda": gae_lambda, "last_value": last_value}
     assert gae(rewards, values, **settings) == pytest.approx(by_definition(rewards, values, **settings), abs=1e-9)
 
 
@@ -32,15 +32,15 @@ def test_gae_is_its_definition(chain, discount, trace, last_value):
 def test_without_discount_and_decay_gae_is_the_return_to_go_minus_the_value(chain):
     rewards, values = (np.array(column, dtype=np.float64) for column in zip(*chain, strict=True))
     expected = return_to_go(rewards, discount=1.0) - values
-    assert gae(rewards, values, discount=1.0, trace=1.0) == pytest.approx(expected, abs=1e-9)
+    assert gae(rewards, values, discount=1.0, gae_lambda=1.0) == pytest.approx(expected, abs=1e-9)
 
 
 def test_with_exact_values_of_a_chain_every_advantage_is_0_and_a_cut_one_bootstraps():
     values = np.array([0.25, 0.5, 1.0])  # 1 at the end of the chain, halved on the way
-    assert gae(np.array([0, 0, 1.0]), values, discount=0.5, trace=0.7) == pytest.approx(0)
-    cut = gae(np.zeros(2), values[:2], discount=0.5, trace=0.7, last_value=1.0)
+    assert gae(np.array([0, 0, 1.0]), values, discount=0.5, gae_lambda=0.7) == pytest.approx(0)
+    cut = gae(np.zeros(2), values[:2], discount=0.5, gae_lambda=0.7, last_value=1.0)
     assert cut == pytest.approx(0)
-    assert gae(np.zeros(2), values[:2], discount=0.5, trace=0.7)[1] == pytest.approx(-0.5)
+    assert gae(np.zeros(2), values[:2], discount=0.5, gae_lambda=0.7)[1] == pytest.approx(-0.5)
 
 
 def test_rewards_are_credited_to_the_turn_that_earned_them_and_to_those_before_it():
@@ -58,11 +58,11 @@ def test_a_turns_reward_lies_on_its_last_sampled_token_also_before_a_trailing_ob
 
 
 @given(st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_size=12), shares, shares)
-def test_inserted_observation_tokens_change_nothing(tokens, discount, trace):
+def test_inserted_observation_tokens_change_nothing(tokens, discount, gae_lambda):
     rewards, values, sampled = (np.array(column) for column in zip(*tokens, strict=True))
     rewards = np.where(sampled, rewards, 0.0)
-    got = token_gae(rewards, values, sampled=sampled, discount=discount, trace=trace)
-    alone = gae(rewards[sampled], values[sampled], discount=discount, trace=trace)
+    got = token_gae(rewards, values, sampled=sampled, discount=discount, gae_lambda=gae_lambda)
+    alone = gae(rewards[sampled], values[sampled], discount=discount, gae_lambda=gae_lambda)
     assert got[sampled] == pytest.approx(alone)
     assert not got[~sampled].any()
 
@@ -80,9 +80,9 @@ def test_bilevel_gae_of_two_turns_of_three_tokens_by_hand(rewards):
         sampled=SAMPLED,
         turns=TURNS,
         discount=0.95,
-        trace=0.5,
+        gae_lambda=0.5,
         token_discount=0.9,
-        token_trace=0.8,
+        token_lambda=0.8,
     )
     second = rewards[1] - 0.6
     first = rewards[0] + 0.95 * 0.6 - 0.3 + 0.95 * 0.5 * second
@@ -96,5 +96,5 @@ def test_bilevel_gae_of_two_turns_of_three_tokens_by_hand(rewards):
 
 def test_bilevel_gae_keeps_the_turn_discount_where_the_first_reward_is_0():
     zeros = np.zeros(9)
-    got = bilevel_gae(np.array([0.0, 1.0]), zeros, sampled=SAMPLED, turns=TURNS, discount=0.95, trace=1.0)
+    got = bilevel_gae(np.array([0.0, 1.0]), zeros, sampled=SAMPLED, turns=TURNS, discount=0.95, gae_lambda=1.0)
     assert got[SAMPLED].tolist() == pytest.approx([0.95] * 3 + [1.0] * 3)

@@ -10,7 +10,7 @@ from ludus.errors import ConfigError
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algorithm.loss=reinforce", "algorithm.centre=behaviour"], "unclipped importance sampling"),
+        (["algorithm.loss=reinforce", "algorithm.ratio_base=behaviour"], "unclipped importance sampling"),
         (["rollout.group_size=1", "rollout.min_group_size=1"], "compares attempts with each other"),
         (
             ["rollout.group_size=1", "rollout.min_group_size=1", "algorithm.advantage=leave_one_out"],
@@ -26,7 +26,7 @@ def test_combinations_that_are_known_not_to_learn_are_refused(overrides, message
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["algorithm.loss=reinforce", "algorithm.centre=behaviour", "pipeline.max_staleness=0"],
+        ["algorithm.loss=reinforce", "algorithm.ratio_base=behaviour", "pipeline.max_staleness=0"],
         ["rollout.group_size=1", "rollout.min_group_size=1", "algorithm.advantage=reward"],
     ],
 )

@@ -153,7 +153,7 @@ def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
 def test_an_endpoint_in_text_gets_the_chat_history(tmp_path, model):
     sampler = Says()
     outside = {"outside": {"far": {"url": "http://127.0.0.1:9/v1", "chance": 0.5}}}
-    made = setup(tmp_path, model, speakers=outside, algorithm={"foreign": "mask"})
+    made = setup(tmp_path, model, cross_policy=outside, algorithm={"off_policy": "mask"})
 
     async def main():
         async with playing(made, sampler) as apart:

@@ -103,7 +103,7 @@ def test_an_environment_with_a_single_task_is_played_again_and_again(tasks):
 def test_a_stale_policy_that_was_never_loaded_is_an_error_and_never_the_current_one(small_model, tmp_path, monkeypatch):
     plain = {"store": {"checkpoint_every": 2}, "pipeline": {"steps": 2}}
     run(make_config(tmp_path, small_model, **plain))
-    stale = {"speakers": {"stale": 0.5}, **plain}
+    stale = {"cross_policy": {"stale": 0.5}, **plain}
     with pytest.raises(CheckpointFailed, match="holds no stale policy"):
         run(make_config(tmp_path, small_model, **stale, evaluation={"num_tasks": 2}), resume=True)
 
@@ -112,4 +112,4 @@ def test_a_stale_policy_that_was_never_loaded_is_an_error_and_never_the_current_
 
     monkeypatch.setattr("ludus.launch.cross_policy.OtherSpeakers.prepare", forgets)
     with pytest.raises(EngineFailed, match="stale"):
-        run(make_config(tmp_path, small_model, name="other", **{**stale, "speakers": {"stale": 0.99}}))
+        run(make_config(tmp_path, small_model, name="other", **{**stale, "cross_policy": {"stale": 0.99}}))

@@ -27,11 +27,11 @@ def _without_plots(monkeypatch):
 
 def config_of(folder, model, *, url, kind, chance=0.5, **sections):
     outside = {"friend": {"url": url, "kind": kind, "chance": chance}}
-    foreign = {"foreign": "mask"} if kind == "chat" else {}
+    foreign = {"off_policy": "mask"} if kind == "chat" else {}
     return make_config(
         folder,
         model,
-        **{"speakers": {"outside": outside}, "algorithm": foreign, "engine": {"deterministic": True}, **sections},
+        **{"cross_policy": {"outside": outside}, "algorithm": foreign, "engine": {"deterministic": True}, **sections},
     )
 
 
@@ -89,7 +89,7 @@ def test_an_endpoint_with_another_tokenizer_is_refused_before_the_first_session(
         tmp_path / "stranger", corpus=["other words entirely"] * 9, seed=0, vocab_size=400, layers=1, hidden=32
     )
     config = config_of(tmp_path, stranger, url=engine_url, kind="server")
-    with pytest.raises(ConfigError, match=r"speakers.outside.friend has another tokenizer"):
+    with pytest.raises(ConfigError, match=r"cross_policy.outside.friend has another tokenizer"):
         run(config)
     assert not RunFolder(config.folder).config_file.exists(), "its name is free for the next try"
 
@@ -112,19 +112,22 @@ def test_one_that_answers_in_words_alone_may_speak_and_a_dead_one_ends_the_run_b
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"speakers": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2}}}}, "gives words without logprobs"),
-        ({"speakers": {"outside": {"x": {"url": "a/v1", "chance": 0.2}}}}, "speakers.outside.x.url"),
-        ({"speakers": {"outside": {"x": {"url": "http://a/v1"}}}}, "speakers.outside.x.chance"),
-        ({"speakers": {"outside": {"stale": {"url": "http://a/v1", "chance": 0.2}}}}, "name of a policy of the run"),
+        ({"cross_policy": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2}}}}, "gives words without logprobs"),
+        ({"cross_policy": {"outside": {"x": {"url": "a/v1", "chance": 0.2}}}}, "cross_policy.outside.x.url"),
+        ({"cross_policy": {"outside": {"x": {"url": "http://a/v1"}}}}, "cross_policy.outside.x.chance"),
+        (
+            {"cross_policy": {"outside": {"stale": {"url": "http://a/v1", "chance": 0.2}}}},
+            "name of a policy of the run",
+        ),
         (
             {
-                "speakers": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2, "kind": "server"}}},
+                "cross_policy": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2, "kind": "server"}}},
                 "rollout": {"temperature": 0.8},
             },
             "logprobs of temperature 1",
         ),
         (
-            {"speakers": {"stale": 0.5, "outside": {"x": {"url": "http://a/v1", "chance": 0.5}}}},
+            {"cross_policy": {"stale": 0.5, "outside": {"x": {"url": "http://a/v1", "chance": 0.5}}}},
             "leave no turn to the current policy",
         ),
     ],
@@ -135,6 +138,6 @@ def test_outside_speakers_that_cannot_be_honoured_are_refused_with_the_reason(se
 
 
 def test_a_preset_takes_an_outside_speaker_by_override():
-    keys = ["speakers.outside.x.url=http://a/v1", "speakers.outside.x.chance=0.1", "algorithm.foreign=mask"]
+    keys = ["cross_policy.outside.x.url=http://a/v1", "cross_policy.outside.x.chance=0.1", "algorithm.off_policy=mask"]
     config = load_config("configs/presets/agentrl.toml", keys)
-    assert config.speakers.others == {"stale": 0.25, "x": 0.1}
+    assert config.cross_policy.others == {"stale": 0.25, "x": 0.1}

@@ -31,7 +31,7 @@ def config_of(folder, model, **sections):
         folder,
         model,
         **{
-            "speakers": SPEAKERS,
+            "cross_policy": SPEAKERS,
             "engine": {"deterministic": True},
             "trainer": {"lr": 1e-2},
             "pipeline": {"steps": 5},
@@ -86,7 +86,7 @@ def test_every_tokens_logprob_is_its_own_speakers_and_evaluation_is_by_the_newes
 
 
 def test_a_resumed_run_has_the_stale_policy_it_would_have_had(small_model, tmp_path):
-    sections = {"speakers": {**SPEAKERS, "stale_every": 3}}
+    sections = {"cross_policy": {**SPEAKERS, "stale_every": 3}}
     through = run(config_of(tmp_path / "through", small_model, **sections))
     loops = []
 
@@ -106,7 +106,7 @@ def test_a_resumed_run_has_the_stale_policy_it_would_have_had(small_model, tmp_p
 def test_a_schedule_is_followed_step_by_step_and_by_a_resumed_run_too(small_model, tmp_path):
     """Nobody else at first, then all turns but a few: what was said in each step shows which step's part counted."""
     sections = {
-        "speakers": {"stale": 0.5, "stale_every": 2, "reference": 0.49, "schedule": [[1, 0.0], [2, 1.0], [3, 0.0]]}
+        "cross_policy": {"stale": 0.5, "stale_every": 2, "reference": 0.49, "schedule": [[1, 0.0], [2, 1.0], [3, 0.0]]}
     }
     through = run(config_of(tmp_path / "through", small_model, **sections))
     foreign = [line["tokens/foreign"] for line in through.metrics()]
@@ -141,7 +141,7 @@ def last_turns(folder):
 
 
 def test_without_others_nothing_changes(small_model, tmp_path):
-    plain = run(config_of(tmp_path / "a", small_model, speakers={}, pipeline={"steps": 2}))
+    plain = run(config_of(tmp_path / "a", small_model, cross_policy={}, pipeline={"steps": 2}))
     assert {turn.policy for stored in plain.read_trajectories() for turn in stored.trajectory.turns} == {"current"}
     assert [line["tokens/foreign"] for line in plain.metrics()] == [0, 0]
     assert not (checkpoint_folder(plain.path, 2) / "stale.safetensors").exists()
@@ -150,18 +150,18 @@ def test_without_others_nothing_changes(small_model, tmp_path):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"speakers": {"stale": 0.6, "reference": 0.5}}, "leave no turn to the current policy"),
-        ({"speakers": {"stale_every": 3}}, "only with speakers.stale"),
-        ({"speakers": {"draw": "session"}}, "speakers.draw counts only with speakers.stale"),
-        ({"speakers": {"schedule": [[0, 1.0]]}}, "speakers.schedule counts only with speakers.stale"),
-        ({"speakers": {"stale": 0.2, "schedule": [[5, 1.0], [5, 0.0]]}}, "growing steps"),
-        ({"speakers": {"stale": 0.2, "schedule": [[0, 1.5]]}}, "parts from 0 to 1"),
-        ({"speakers": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for who spoke"),
-        ({"algorithm": {"foreign": "mask"}}, "only the current policy speaks"),
+        ({"cross_policy": {"stale": 0.6, "reference": 0.5}}, "leave no turn to the current policy"),
+        ({"cross_policy": {"stale_every": 3}}, "only with cross_policy.stale"),
+        ({"cross_policy": {"draw": "session"}}, "cross_policy.draw counts only with cross_policy.stale"),
+        ({"cross_policy": {"schedule": [[0, 1.0]]}}, "cross_policy.schedule counts only with cross_policy.stale"),
+        ({"cross_policy": {"stale": 0.2, "schedule": [[5, 1.0], [5, 0.0]]}}, "growing steps"),
+        ({"cross_policy": {"stale": 0.2, "schedule": [[0, 1.5]]}}, "factors from 0 to 1"),
+        ({"cross_policy": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for who spoke"),
+        ({"algorithm": {"off_policy": "mask"}}, "only the current policy speaks"),
         (
             {
-                "speakers": {"stale": 0.2},
-                "algorithm": {"loss": "reinforce", "centre": "behaviour"},
+                "cross_policy": {"stale": 0.2},
+                "algorithm": {"loss": "reinforce", "ratio_base": "behaviour"},
                 "pipeline": {"max_staleness": 0},
             },
             "unclipped importance sampling",

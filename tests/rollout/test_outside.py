@@ -150,7 +150,7 @@ def test_missing_logprobs_survive_the_store_are_refused_by_the_loss_and_taken_wh
     group = Group("g", mixed.task, (mixed, replace(mixed, id="other")))
     with pytest.raises(TrainerFailed, match="lacks the logprob"):
         make_algorithm(AlgorithmConfig(filter="none")).batch([group])
-    masked = make_algorithm(AlgorithmConfig(filter="none", foreign="mask")).batch([group])
+    masked = make_algorithm(AlgorithmConfig(filter="none", off_policy="mask")).batch([group])
     own = sum(turn.num_tokens for turn in mixed.turns if turn.policy == "current")
     assert [sequence.num_sampled for sequence in masked.sequences] == [own, own]
     assert all(math.isfinite(s.logprobs[s.sampled].sum()) for s in masked.sequences)

@@ -322,7 +322,7 @@ def test_a_reference_stays_as_it_was_and_its_distance_grows_from_exactly_0():
 
 def test_in_half_precision_the_reference_is_as_exact_as_the_policy():
     trainer = make_algorithm_trainer(
-        make_model().bfloat16(), reference=make_model().bfloat16(), kl="k3", kl_weight=0.1, centre="behaviour"
+        make_model().bfloat16(), reference=make_model().bfloat16(), kl="k3", kl_weight=0.1, ratio_base="behaviour"
     )
     assert trainer.step(make_batch())["kl_k3"] == 0
 
@@ -350,11 +350,11 @@ def test_an_entropy_bonus_raises_the_entropy_also_in_pieces_of_a_large_vocabular
 @pytest.mark.parametrize(
     "knobs",
     [
-        {"ratio": "sequence", "centre": "behaviour"},
+        {"ratio": "sequence", "ratio_base": "behaviour"},
         {"importance": "sequence"},
-        {"loss": "cispo", "centre": "behaviour", "kl": "k1", "kl_weight": 0.3},
+        {"loss": "cispo", "ratio_base": "behaviour", "kl": "k1", "kl_weight": 0.3},
         {"loss": "reinforce", "kl": "k2", "kl_weight": 0.3, "entropy_weight": 0.1},
-        {"centre": "behaviour", "dual_clip": 3.0, "kl": "k3", "kl_weight": 0.3},
+        {"ratio_base": "behaviour", "dual_clip": 3.0, "kl": "k3", "kl_weight": 0.3},
     ],
 )
 def test_the_microbatch_budget_and_the_order_of_sequences_change_nothing_for_any_loss(knobs):

@@ -40,7 +40,7 @@ def credit(trajectory: Trajectory, values: np.ndarray, *, config: AlgorithmConfi
     everywhere = np.ones(len(values), np.bool_)
     if not len(values):
         return Credit(values, values, values, everywhere)
-    knobs = {"discount": config.discount, "trace": config.trace}
+    knobs = {"discount": config.discount, "gae_lambda": config.gae_lambda}
     knobs["last_value"] = float(values[-1]) if config.bootstrap and trajectory.stop in CUT else 0.0
     rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=everywhere, turns=turns)
     if config.advantage == "gae":

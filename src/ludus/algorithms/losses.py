@@ -1,6 +1,6 @@
 """Loss per token, in pure torch. Promise: no reduction happens here; the batch's weights alone decide what a token counts.
 
-A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a ratio of 1. r = p / p_centre.
+A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a ratio of 1. r = p / p_base.
 
     clipped      -min(r A, clip(r, 1 - low, 1 + high) A)                     PPO (1707.06347), sides apart as in DAPO (2503.14476)
     dual clip    -max(that objective, c A) where A < 0                       (1912.09729): a bad action's exploding r is bounded
@@ -19,17 +19,17 @@ MAX_LOG_RATIO = 20.0
 """exp of more is useless as a ratio, and an infinite one would turn the clipped branch's zero gradient into NaN."""
 
 
-def ratios(logprobs: Tensor, centre: Tensor) -> Tensor:
-    """p / p_centre per token, with the gradient of p."""
-    return torch.exp((logprobs - centre).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+def ratios(logprobs: Tensor, base: Tensor) -> Tensor:
+    """p / p_base per token, with the gradient of p."""
+    return torch.exp((logprobs - base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
 
 
-def sequence_ratios(logprobs: Tensor, centre: Tensor, *, rows: Tensor) -> Tensor:
+def sequence_ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor) -> Tensor:
     """The geometric mean of the ratios of a token's sequence, at every token of it. `rows[t]` is the sequence of token t.
 
     Per sequence, also where a trajectory forked into several: they may lie in different microbatches.
     """
-    logs = logprobs - centre
+    logs = logprobs - base
     means = _row_sums(logs, rows) / _row_sums(torch.ones_like(logs), rows)
     return torch.exp(means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))[rows]
 

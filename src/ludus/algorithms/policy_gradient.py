@@ -3,8 +3,8 @@
     groups ─ shape, filter ─▶ advantage per turn ─▶ normalise over batch or environment ─▶ weight per token ─▶ loss per token + KL - entropy
 
     L_t = -w_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
-    w_t = min(p_old / p_behaviour, importance_cap)              centre = old: r = p / p_old (decoupled, 2110.00641)
-    w_t = 1                                                     centre = behaviour: r = p / p_behaviour (2510.04206)
+    w_t = min(p_old / p_behaviour, importance_cap)              ratio_base = old: r = p / p_old (decoupled, 2110.00641)
+    w_t = 1                                                     ratio_base = behaviour: r = p / p_behaviour (2510.04206)
 
 Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several optimiser steps per batch. With one step
 per batch p_old is p itself, so around `old` the ratio is 1 and the clip idles: the importance weights are what bounds the step there.
@@ -32,7 +32,7 @@ from ludus.algorithms.normalisation import whiten, whiten_by
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.algorithms.shaping import shaped
 from ludus.config import AlgorithmConfig
-from ludus.config.learning import BY_VALUES
+from ludus.config.algorithm import BY_VALUES
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
@@ -43,7 +43,7 @@ class PolicyGradient:
 
     def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
         """An empty batch (no sequences) when the filter keeps no group: there is nothing to learn from it."""
-        if self.config.foreign == "mask":
+        if self.config.off_policy == "mask":
             groups = [replace(group, trajectories=tuple(map(_own_words, group.trajectories))) for group in groups]
         for group in groups:
             for trajectory in group.trajectories:
@@ -131,7 +131,7 @@ class PolicyGradient:
         loss, diagnostics = self._policy_loss(tokens)
         if config.kl in ("k2", "k3"):
             loss = loss + config.kl_weight * kl.estimate(tokens.logprobs, _reference(tokens), estimator=config.kl)
-        if config.centre == "old" and config.importance_cap:
+        if config.ratio_base == "old" and config.importance_cap:
             importance = self._importance(tokens)
             loss = loss * importance
             capped = (importance >= config.importance_cap).to(importance.dtype)
@@ -163,15 +163,15 @@ class PolicyGradient:
             outside = (ratio.detach() > 1 + config.clip_high) | (ratio.detach() < 1 - config.clip_low)
             diagnostics["clipped"] = outside.to(ratio.dtype)
         else:
-            loss = -advantages * (tokens.logprobs if config.centre == "old" else ratio)
+            loss = -advantages * (tokens.logprobs if config.ratio_base == "old" else ratio)
         diagnostics["logprob_gap"] = (tokens.old_logprobs - tokens.behaviour_logprobs).abs()
         return loss, diagnostics
 
     def _ratio(self, tokens: Tokens) -> Tensor:
-        centre = tokens.old_logprobs if self.config.centre == "old" else tokens.behaviour_logprobs
+        base = tokens.old_logprobs if self.config.ratio_base == "old" else tokens.behaviour_logprobs
         if self.config.ratio == "token":
-            return losses.ratios(tokens.logprobs, centre)
-        return losses.sequence_ratios(tokens.logprobs, centre, rows=_rows(tokens))
+            return losses.ratios(tokens.logprobs, base)
+        return losses.sequence_ratios(tokens.logprobs, base, rows=_rows(tokens))
 
     def _importance(self, tokens: Tokens) -> Tensor:
         old, behaviour, cap = tokens.old_logprobs, tokens.behaviour_logprobs, self.config.importance_cap

@@ -8,7 +8,7 @@ Promise: rewards are credited to the action that earned them and to those before
     turn GAE         the same over turns, V_k read before the turn's first sampled token                    (Agent-R1, 2511.14460)
     bi-level GAE     turn GAE over the values at turn ends, then token GAE inside each turn, ending in it   (VAGEN, RAGEN)
 
-gamma is `discount`, lambda is `trace`. A session that was cut bootstraps with `last_value`; one that was done does not (0).
+gamma is `discount`, lambda is `gae_lambda`. A session that was cut bootstraps with `last_value`; one that was done does not (0).
 Left out: the critic, and whitening (see `normalisation`).
 """
 
@@ -35,14 +35,14 @@ def return_to_go(rewards: np.ndarray, *, discount: float) -> np.ndarray:
 
 
 def gae(
-    rewards: np.ndarray, values: np.ndarray, *, discount: float, trace: float, last_value: float = 0.0
+    rewards: np.ndarray, values: np.ndarray, *, discount: float, gae_lambda: float, last_value: float = 0.0
 ) -> np.ndarray:
     """Advantages of a chain of steps: turns, or the sampled tokens of a trajectory."""
     advantages, after = np.zeros(len(rewards)), 0.0
     following = np.append(values[1:], last_value)
     for step in reversed(range(len(rewards))):
         delta = rewards[step] + discount * following[step] - values[step]
-        advantages[step] = after = delta + discount * trace * after
+        advantages[step] = after = delta + discount * gae_lambda * after
     return advantages
 
 
@@ -63,12 +63,14 @@ def token_gae(
     *,
     sampled: np.ndarray,
     discount: float,
-    trace: float,
+    gae_lambda: float,
     last_value: float = 0.0,
 ) -> np.ndarray:
     """(T,) over sampled tokens; observations neither discount nor carry anything, and get 0."""
     advantages = np.zeros(len(sampled))
-    advantages[sampled] = gae(rewards[sampled], values[sampled], discount=discount, trace=trace, last_value=last_value)
+    advantages[sampled] = gae(
+        rewards[sampled], values[sampled], discount=discount, gae_lambda=gae_lambda, last_value=last_value
+    )
     return advantages
 
 
@@ -79,19 +81,19 @@ def bilevel_gae(
     sampled: np.ndarray,
     turns: np.ndarray,
     discount: float,
-    trace: float,
+    gae_lambda: float,
     token_discount: float = 1.0,
-    token_trace: float = 1.0,
+    token_lambda: float = 1.0,
     last_value: float = 0.0,
 ) -> np.ndarray:
     """(T,) from (K,) rewards per turn and (T,) values. Turn ends come from `turns`, never from where a reward is not 0."""
     own = [np.flatnonzero(sampled & (turns == turn)) for turn in range(len(rewards))]
     assert all(map(len, own)), "every turn has sampled tokens"
     ends = np.array([positions[-1] for positions in own], dtype=np.int64)
-    of_turn = gae(rewards, values[ends], discount=discount, trace=trace, last_value=last_value)
+    of_turn = gae(rewards, values[ends], discount=discount, gae_lambda=gae_lambda, last_value=last_value)
     advantages = np.zeros(len(sampled))
     for turn, positions in enumerate(own):
         inside = np.zeros(len(positions))
         inside[-1] = of_turn[turn] + values[ends[turn]]  # the turn's return ends the chain of its tokens
-        advantages[positions] = gae(inside, values[positions], discount=token_discount, trace=token_trace)
+        advantages[positions] = gae(inside, values[positions], discount=token_discount, gae_lambda=token_lambda)
     return advantages

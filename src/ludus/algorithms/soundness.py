@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from ludus.config import RunConfig
-from ludus.config.learning import BY_VALUES
+from ludus.config.algorithm import BY_VALUES
 
 
 def doubts(config: RunConfig) -> list[str]:
     """One sentence each: what, why, and the next move."""
     algorithm, bound = config.algorithm, config.pipeline.max_staleness
     found = []
-    if algorithm.centre == "old" and not algorithm.importance_cap and bound:
+    if algorithm.ratio_base == "old" and not algorithm.importance_cap and bound:
         found.append(
             f"algorithm.importance_cap is 0 with pipeline.max_staleness {bound}: nothing corrects for tokens of an older policy. "
-            "Set a cap, or algorithm.centre = 'behaviour'."
+            "Set a cap, or algorithm.ratio_base = 'behaviour'."
         )
     if algorithm.importance == "sequence":
         found.append(
             "algorithm.importance is 'sequence': a product over all tokens grows or vanishes with a sequence's length. "
             "Watch optimizer/ess; 'token' is biased, but steady."
         )
-    if algorithm.centre == "old" and algorithm.loss != "reinforce" and algorithm.ratio == "sequence":
+    if algorithm.ratio_base == "old" and algorithm.loss != "reinforce" and algorithm.ratio == "sequence":
         found.append(
             "algorithm.ratio is 'sequence' around 'old': with one step per batch the ratio is 1 and its clip idles. "
-            "GSPO's clip needs algorithm.centre = 'behaviour'."
+            "GSPO's clip needs algorithm.ratio_base = 'behaviour'."
         )
     greatest = algorithm.filter in ("top_share", "top_p")
     if greatest and algorithm.advantage in BY_VALUES:

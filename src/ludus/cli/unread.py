@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-LEARNING = ("pipeline", "curriculum", "horizons", "speakers", "algorithm", "critic", "teacher", "monitor")
+LEARNING = ("pipeline", "curriculum", "horizons", "cross_policy", "algorithm", "critic", "teacher", "monitor")
 SCHEDULE = ("trainer.lr", "trainer.warmup_steps", "trainer.decay")
 GROUPS = ("rollout.group_size", "rollout.min_group_size", "rollout.retries")
 CHECKPOINTS = ("store.checkpoint_every", "store.keep_checkpoints")

@@ -1,159 +1,16 @@
-"""How a run learns: the knobs of [algorithm], [curriculum], [horizons] and [speakers], a part of `config`'s tree.
-
-Promise: a key that the others switch off is refused, and what follows from another key is written out in the resolved run.
-"""
+"""[algorithm] and [critic]: how a run learns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes it for 1: steps = true would be a run of one step."""
-        wanted = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and {int, float} & {wanted, *get_args(wanted)}:
-            raise ValueError(f"expected a number (got {str(value).lower()})")
-        return value
-
+from ludus.config.section import Section
 
 BY_VALUES = ("gae", "turn_gae", "bilevel_gae")
 """Advantages that a critic's values are needed for."""
-
-
-class CurriculumConfig(Section):
-    tasks: Literal["uniform", "replay"] = "uniform"
-    """uniform: every task once per epoch; replay: prioritised level replay, by what the task's last group showed."""
-    score: Literal["learnability", "advantage", "positive_value_loss"] = "learnability"
-    """replay: success rate x failure rate; the mean distance of rewards from their group's mean; or by how much actions did better than
-    the critic had expected (with [critic] of kind head or model)."""
-    fresh: float = Field(default=0.5, ge=0, le=1)
-    """replay: chance that a task comes which was never drawn, while there are any."""
-    rank_temperature: float = Field(default=1.0, gt=0)
-    """replay: chances fall with rank^(-1 / this); smaller is greedier."""
-    staleness_share: float = Field(default=0.1, gt=0, le=1)
-    """replay: share of the chances that goes by how long a task was not played, so that all are revisited."""
-    mix: Literal["weights", "tokens", "success"] = "weights"
-    """Between environments, by weight: equal shares of groups, of trained tokens, or more of what is neither solved nor hopeless."""
-
-    @model_validator(mode="after")
-    def _replay_alone_has_scores(self) -> CurriculumConfig:
-        for key in ("score", "fresh", "rank_temperature", "staleness_share"):
-            if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")
-        return self
-
-
-class HorizonConfig(Section):
-    turns: list[int] = Field(min_length=1)
-    """Limits on the turns of a session, one after the other, as in [5, 8, 10]."""
-    every: int = Field(default=0, ge=0)
-    """Optimiser steps until the next limit (ScalingInter)."""
-    success: float | None = Field(default=None, gt=0, le=1)
-    """Instead: the share of the last `window` trajectories that must have succeeded for the next limit."""
-    window: int = Field(default=64, gt=0)
-
-    @model_validator(mode="after")
-    def _one_rule(self) -> HorizonConfig:
-        if min(self.turns) < 1:
-            raise ValueError(f"turns is {self.turns}; expected limits of at least 1")
-        if bool(self.every) == (self.success is not None):
-            raise ValueError(
-                "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
-            )
-        if self.every and self.window != 64:
-            raise ValueError("window counts only with `success`; leave it out")
-        return self
-
-
-def refuse_password(url: str, *, key: str) -> None:
-    """A URL is stored with the run and stands in messages, so it holds no secret."""
-    if "@" in url.partition("://")[2].partition("/")[0]:
-        raise ValueError(f"{key} holds a password, which would be stored with the run; a key goes into LUDUS_API_KEY")
-
-
-class OutsideConfig(Section):
-    url: str = Field(pattern=r"^https?://")
-    """Base URL of an OpenAI-compatible endpoint, as in engine.url. A key, where one is wanted: LUDUS_API_KEY."""
-    chance: float = Field(gt=0, lt=1)
-    """Chance that it speaks."""
-    kind: Literal["chat", "server"] = "chat"
-    """chat: its words are written in the policy's tokens and have no logprobs, so they can only be masked; server: one with the policy's
-    own tokenizer that returns ids and logprobs, which may be trained on too."""
-    model: str = ""
-    """Which of the endpoint's models; empty: the only one it serves."""
-
-    @model_validator(mode="after")
-    def _holds_no_secret(self) -> OutsideConfig:
-        refuse_password(self.url, key="url")
-        return self
-
-
-OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")
-"""Policies that an outside model may not be named after."""
-
-
-class SpeakersConfig(Section):
-    stale: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that an older copy of the policy speaks (cross-policy sampling, 0.25 in AgentRL). Evaluation is always by the newest."""
-    stale_every: int = Field(default=25, gt=0)
-    """Optimiser steps between two refreshes of that copy."""
-    reference: float = Field(default=0.0, ge=0, lt=1)
-    """Chance that the model the run started with speaks."""
-    outside: dict[str, OutsideConfig] = {}
-    """Models behind endpoints, by the name that their turns are stored with."""
-    draw: Literal["turn", "session"] = "turn"
-    """Who speaks is drawn for every turn, or once for a whole session."""
-    schedule: list[tuple[int, float]] = []
-    """Points (optimiser step, part of these chances that counts then), linear between them: [[0, 1.0], [200, 0.0]]; empty: all of them."""
-
-    @property
-    def others(self) -> dict[str, float]:
-        """The policies that speak beside the current one, with their chances."""
-        ours = {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
-        return ours | {name: outside.chance for name, outside in self.outside.items()}
-
-    @property
-    def in_words(self) -> list[str]:
-        """Those of which nothing but words can be had."""
-        return [name for name, outside in self.outside.items() if outside.kind == "chat"]
-
-    @model_validator(mode="after")
-    def _somebody_else_speaks(self) -> SpeakersConfig:
-        if sum(self.others.values()) >= 1:
-            raise ValueError(f"speakers have chances {self.others}, which leave no turn to the current policy")
-        if not self.stale and self.stale_every != 25:
-            raise ValueError("speakers.stale_every counts only with speakers.stale; leave it out")
-        for key, off in (("draw", "turn"), ("schedule", [])):
-            if not self.others and getattr(self, key) != off:
-                raise ValueError(
-                    f"speakers.{key} counts only with speakers.stale, speakers.reference or speakers.outside; leave it out"
-                )
-        if taken := set(self.outside) & set(OWN_NAMES):
-            raise ValueError(f"speakers.outside.{min(taken)} has the name of a policy of the run; give it another")
-        return self
-
-    @model_validator(mode="after")
-    def _points_are_in_order(self) -> SpeakersConfig:
-        steps = [step for step, _ in self.schedule]
-        if steps != sorted(set(steps)) or any(step < 0 or not 0 <= part <= 1 for step, part in self.schedule):
-            raise ValueError(
-                f"speakers.schedule is {[list(point) for point in self.schedule]}; expected points [step, part] with growing steps "
-                "from 0 on and parts from 0 to 1"
-            )
-        return self
-
-
-class TeacherConfig(Section):
-    model: str = ""
-    """The model whose words are learnt with algorithm.advantage 'teacher': a folder, a pulled or a hub name, with the same tokenizer."""
 
 
 class CriticConfig(Section):
@@ -194,18 +51,6 @@ class CriticConfig(Section):
         return self
 
 
-class MonitorConfig(Section):
-    window: int = Field(default=10, ge=2)
-    """Batches whose median is compared with that of the first three; before there are as many it is silent."""
-    fall: float = Field(default=0.25, ge=0, lt=1)
-    """A sign where success, or, unless success has grown, reward deviation in groups or entropy, is below this share of what it was."""
-    rise: float = Field(default=3.0, gt=1)
-    """A sign where repeated words, tokens of a turn, or invalid actions are above so many times what they were, or the gradient norm above
-    four times as many."""
-    stop: int = Field(default=0, ge=0)
-    """Signs at once in one environment that end the run, with a checkpoint; 0: it is only told."""
-
-
 class AlgorithmConfig(Section):
     advantage: Literal[
         "group",
@@ -229,7 +74,7 @@ class AlgorithmConfig(Section):
     (REINFORCE++). Left out: std for group and gigpo, batch for those with a critic (turn_gae: over turns), none for the others."""
     discount: float = Field(default=1.0, gt=0, le=1)
     """Per turn, of return_to_go, gigpo, turn_gae, bilevel_gae and archer; per token, of gae."""
-    trace: float = Field(default=1.0, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """lambda of the three with a critic: 1 counts on what was earned, 0 on the critic's next value."""
     bootstrap: bool = False
     """Those with a critic: a session cut by a limit goes on with the critic's last value, as if it had not ended."""
@@ -264,17 +109,17 @@ class AlgorithmConfig(Section):
     clip_high: float = Field(default=0.2, ge=0)
     dual_clip: float = Field(default=0.0, ge=0)
     """Bounds the loss of a bad action to this many times its advantage; above 1, 3 is usual; 0 switches it off."""
-    centre: Literal["old", "behaviour"] = "old"
+    ratio_base: Literal["old", "behaviour"] = "old"
     """Clip around the policy at the start of the step (decoupled, with importance weights), or around what the engine reported."""
     importance: Literal["token", "sequence"] = "token"
-    """centre = old: one importance weight per token, or the product over the sequence."""
+    """ratio_base = old: one importance weight per token, or the product over the sequence."""
     importance_cap: float = Field(default=2.0, ge=0)
-    """centre = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
+    """ratio_base = old: weights min(p_old / p_behaviour, cap), for staleness and the engine's rounding; 0 switches them off."""
     kl: Literal["none", "k1", "k2", "k3"] = "none"
     """Distance to the model the run started with: taken off the advantage (k1), or a loss term (k2, k3)."""
     kl_weight: float = Field(default=0.0, ge=0)
-    foreign: Literal["train", "mask"] = "train"
-    """Tokens of [speakers] other than the current policy: trained with their own speaker's logprob as the behaviour policy, or left out."""
+    off_policy: Literal["train", "mask"] = "train"
+    """Tokens of [cross_policy] other than the current policy: trained with their own speaker's logprob as the behaviour policy, or left out."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Bonus for the entropy of the next-token distribution."""
 
@@ -285,7 +130,7 @@ class AlgorithmConfig(Section):
         if not isinstance(data, Mapping):
             return data
         follows: dict[str, Any] = {}
-        if data.get("centre") == "behaviour":
+        if data.get("ratio_base") == "behaviour":
             follows["importance_cap"] = 0.0
         if data.get("advantage") in ("leave_one_out", "reward", "return_to_go", "archer", "teacher"):
             follows["normalise"] = "none"
@@ -303,8 +148,8 @@ class AlgorithmConfig(Section):
             (
                 "importance_cap",
                 0.0,
-                self.centre == "old",
-                "centre 'old'; around 'behaviour' the ratio itself holds the correction",
+                self.ratio_base == "old",
+                "ratio_base 'old'; around 'behaviour' the ratio itself holds the correction",
             ),
             ("importance", "token", self.importance_cap > 0, "an importance_cap"),
             (
@@ -313,7 +158,7 @@ class AlgorithmConfig(Section):
                 self.advantage in ("return_to_go", "gigpo", "archer", *BY_VALUES),
                 "advantage 'return_to_go', 'gigpo' or one with a critic",
             ),
-            ("trace", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
+            ("gae_lambda", 1.0, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
             ("bootstrap", False, self.advantage in BY_VALUES, "advantage 'gae', 'turn_gae' or 'bilevel_gae'"),
             ("state_weight", 1.0, self.advantage == "gigpo", "advantage 'gigpo'"),
             ("task_centre", True, self.task_normalise != "none", "task_normalise"),

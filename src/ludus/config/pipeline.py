@@ -1,0 +1,96 @@
+"""[pipeline], [curriculum], [horizons.NAME] and [monitor]: the training loop and its order of tasks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ludus.config.section import Section
+
+
+class PipelineConfig(Section):
+    steps: int = Field(default=100, gt=0)
+    """Optimiser steps of the run."""
+    groups_per_step: int = Field(default=8, gt=0)
+    """Groups in the batch of one optimiser step."""
+    max_staleness: int = Field(default=1, ge=0)
+    """Greatest age of a trained group, in optimiser steps. 0 is synchronous training."""
+    probe_tolerance: float = Field(default=0.0, ge=0)
+    """Greatest mean logprob gap between engine and trainer on the probe prompt after a load. 0 means
+    1e-3 in float32 and 0.25 in bfloat16."""
+    session_processes: int = Field(default=-1, ge=-1)
+    """Processes that play the training sessions of environments with at = "here". 0: the run's own
+    process, which shares its interpreter with engine and trainer. -1 means 0 on a CPU and 1 on a
+    GPU."""
+
+    def processes(self, *, on_gpu: bool) -> int:
+        return self.session_processes if self.session_processes >= 0 else int(on_gpu)
+
+    @property
+    def capacity(self) -> int:
+        return (self.max_staleness + 1) * self.groups_per_step
+
+
+class CurriculumConfig(Section):
+    tasks: Literal["uniform", "replay"] = "uniform"
+    """uniform: every task once per epoch. replay: prioritised level replay, by the task's last
+    group."""
+    score: Literal["learnability", "advantage", "positive_value_loss"] = "learnability"
+    """replay: a task's score. learnability: success rate x failure rate. advantage: mean distance of
+    rewards from their group's mean. positive_value_loss: mean of max(return - value, 0), with
+    critic.kind head or model."""
+    fresh: float = Field(default=0.5, ge=0, le=1)
+    """replay: chance to draw a task that was never drawn, while there are any."""
+    rank_temperature: float = Field(default=1.0, gt=0)
+    """replay: a task's chance is proportional to rank^(-1 / temperature). Smaller is greedier."""
+    staleness_share: float = Field(default=0.1, gt=0, le=1)
+    """replay: share of the chances that goes by the time since a task was last played, so that every
+    task is revisited."""
+    mix: Literal["weights", "tokens", "success"] = "weights"
+    """What the environments share in proportion to their weights. weights: groups. tokens: trained
+    tokens. success: groups, with more for environments that are neither solved nor hopeless."""
+
+    @model_validator(mode="after")
+    def _only_replay_has_scores(self) -> CurriculumConfig:
+        for key in ("score", "fresh", "rank_temperature", "staleness_share"):
+            if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")
+        return self
+
+
+class HorizonConfig(Section):
+    turns: list[int] = Field(min_length=1)
+    """Successive limits on the turns of a session, as in [5, 8, 10]."""
+    every: int = Field(default=0, ge=0)
+    """Optimiser steps until the next limit (ScalingInter)."""
+    success: float | None = Field(default=None, gt=0, le=1)
+    """Instead of `every`: the success rate of the last `window` trajectories that starts the next
+    limit."""
+    window: int = Field(default=64, gt=0)
+    """Trajectories over which `success` is measured."""
+
+    @model_validator(mode="after")
+    def _has_one_rule(self) -> HorizonConfig:
+        if min(self.turns) < 1:
+            raise ValueError(f"turns is {self.turns}; expected limits of at least 1")
+        if bool(self.every) == (self.success is not None):
+            raise ValueError(
+                "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
+            )
+        if self.every and self.window != 64:
+            raise ValueError("window counts only with `success`; leave it out")
+        return self
+
+
+class MonitorConfig(Section):
+    window: int = Field(default=10, ge=2)
+    """Batches whose median is compared with the median of the first three. No signs before that."""
+    fall: float = Field(default=0.25, ge=0, lt=1)
+    """Sign of collapse: success below this share of its best; or, unless success has grown, reward
+    deviation in groups or entropy below this share of its start."""
+    rise: float = Field(default=3.0, gt=1)
+    """Sign of collapse: repeated words, tokens per turn or invalid actions above this multiple of
+    their start, or the gradient norm above four times this multiple."""
+    stop: int = Field(default=0, ge=0)
+    """Signs at once in one environment that end the run, with a checkpoint. 0: warn only."""

@@ -1,0 +1,33 @@
+"""The base of every section of a run file: frozen, and closed to unknown keys."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class Section(BaseModel):
+    """The docstring under a field is its help text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Every key that a run file may give here."""
+        return sorted(cls.model_fields)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python counts True as 1, so `steps = true` would be a run of one step."""
+        wanted = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and {int, float} & {wanted, *get_args(wanted)}:
+            raise ValueError(f"expected a number (got {str(value).lower()})")
+        return value
+
+
+def refuse_password(url: str, *, key: str) -> None:
+    """A URL is stored with the run and appears in messages, so it must not hold a secret."""
+    if "@" in url.partition("://")[2].partition("/")[0]:
+        raise ValueError(f"{key} holds a password, which would be stored with the run; set LUDUS_API_KEY instead")

@@ -50,7 +50,7 @@ def flip(path):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "state.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json"])
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ludus.config import CrossPolicyConfig
 from ludus.engines.chat_server import ChatServer
-from ludus.engines.engine import Engine
+from ludus.engines.engine import Engine, Generator
 from ludus.engines.server import ServerEngine
 from ludus.errors import CheckpointFailed, ConfigError
 from ludus.launch.context import ModelContext
@@ -36,7 +36,7 @@ class Endpoints:
             for name, outside in config.outside.items()
         }
 
-    def sampler(self, engine: Engine, *, chat: Chat) -> Sampler:
+    def sampler(self, engine: Generator, *, chat: Chat) -> Sampler:
         """Policies of `engine`, and the endpoints under their names."""
         endpoints: dict[str, Sampler] = {
             name: ChatSampler(server, chat=chat) if isinstance(server, ChatServer) else PolicySampler(server)

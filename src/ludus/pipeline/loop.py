@@ -179,7 +179,7 @@ class Loop:
                 groups.create_task(self._play(order))
 
     def _draw(self) -> Order:
-        order, step, mixed = self.feed.draw(), self.loaded_version, self.config.speakers
+        order, step, mixed = self.feed.draw(), self.loaded_version, self.config.cross_policy
         if order.max_turns is None:  # else it was decided before the run was interrupted
             order = replace(order, max_turns=self.horizons.limit(order.task.environment, step=step))
         return replace(order, others=chances_at(mixed.others, mixed.schedule, step=step))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ludus.controller.client.client import ClientSession
-from ludus.engines.engine import Answer, Engine, TextEngine
+from ludus.engines.engine import Answer, Generator, TextEngine
 from ludus.rollout import tool_calls
 from ludus.rollout.chat import Chat
 from ludus.types import CURRENT, Action, Completion, Message, Sampling, Tool
@@ -46,7 +46,7 @@ class Sampler(Protocol):
 class PolicySampler:
     """Policies of an engine; those named in `endpoints` are sampled there and keep their name."""
 
-    def __init__(self, engine: Engine, *, endpoints: Mapping[str, Sampler] | None = None) -> None:
+    def __init__(self, engine: Generator, *, endpoints: Mapping[str, Sampler] | None = None) -> None:
         self._engine, self._endpoints = engine, dict(endpoints or {})
 
     async def sample(

@@ -18,10 +18,10 @@ from ludus.config import parse_config
 from ludus.engines.linked import LinkedEngine
 from ludus.errors import EnvironmentFailed, LudusError, first_fault
 from ludus.garbage import rarely_collected
+from ludus.launch.context import make_chat
 from ludus.launch.environments import make_client
 from ludus.launch.placement.processes import Play, Played, Setup, not_plain
 from ludus.launch.policies import Endpoints
-from ludus.launch.context import make_chat
 from ludus.models.loading.load import load_tokenizer
 from ludus.processes.parent import parent_socket
 from ludus.rollout.context import RolloutContext

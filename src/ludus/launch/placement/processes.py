@@ -185,8 +185,9 @@ class RolloutProcess:
     async def or_fault(self, work: Awaitable[T]) -> T:
         """The result of `work`, or this process's fault where that comes first or is the cause."""
         task = asyncio.ensure_future(work)
+        first: list[asyncio.Future[Any]] = [task, self.fault]
         try:
-            await asyncio.wait([task, self.fault], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             lost = task.done() and isinstance(task.exception(), WorkerLost)
             if self.fault.done() or lost:
                 await self.fault  # says more than "the connection ended"
@@ -202,10 +203,10 @@ class RolloutProcess:
             raise EnvironmentFailed(not_plain(what, error)) from error
 
     async def _watch(self) -> None:
-        code = await self.process.wait()
+        await self.process.wait()
         self._break(
             WorkerLost(
-                f"rollout process {self.process.pid} {how_ended(code)} while it played {len(self.playing)} groups; "
+                f"rollout process {self.process.pid} {how_ended(self.process.returncode or 0)} while it played {len(self.playing)} groups; "
                 "its output is above. Continue from the last checkpoint with --resume. With "
                 "pipeline.session_processes = 0 sessions are played in the run's own process; with "
                 "environments.NAME.at = 'workers' they are played in processes that may die"
@@ -226,7 +227,7 @@ class RolloutProcess:
         playing.trajectories.append(played.trajectory)
         try:
             playing.on_trajectory(played.trajectory)
-        except Exception as error:  # noqa: BLE001 - a recorder that cannot record must end the run
+        except Exception as error:
             self._break(error)
 
     def _note(self, stats: PlayerStats) -> None:

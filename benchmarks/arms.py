@@ -108,7 +108,7 @@ def warm_up(case: Case, *, folder: Path) -> str:
     from ludus.controller.client.local import LocalClient
     from ludus.environments import registry
     from ludus.launch import clone as cloning
-    from ludus.launch.context import _corpus
+    from ludus.launch.corpus import corpus as said_in
     from ludus.models.loading.tiny import make_tiny
 
     async def said() -> list[str]:
@@ -118,7 +118,7 @@ def warm_up(case: Case, *, folder: Path) -> str:
         ]
         client = LocalClient(worlds)
         try:
-            return [text async for text in _corpus(client, client.environments())]
+            return [text async for text in said_in(client, client.environments())]
         finally:
             await client.close()
 

@@ -168,14 +168,14 @@ def make_shape(folder: Path, *, device: str) -> str:
 
     from engine_cuda import SHAPES, VOCABULARY
     from ludus.controller.client.local import LocalClient
-    from ludus.launch.context import _corpus
+    from ludus.launch.corpus import corpus as said_in
     from ludus.models.loading.save import save_model
     from ludus.models.loading.tiny import make_tiny_tokenizer
 
     async def corpus() -> list[str]:
         client = LocalClient([registry.make("textcraft", options={"depths": DEPTHS, "max_turns": TURNS})])
         try:
-            return [text async for text in _corpus(client, client.environments())]
+            return [text async for text in said_in(client, client.environments())]
         finally:
             await client.close()
 

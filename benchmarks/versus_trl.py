@@ -31,7 +31,7 @@ import torch
 
 from ludus.config import RunConfig, parse_config
 from ludus.launch.clone import sequences_of, solver_trajectories
-from ludus.launch.context import make_parts
+from ludus.launch.context import make_model_context
 from ludus.launch.train import train
 from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.models.loading.save import save_model
@@ -89,16 +89,16 @@ async def warm_start(folder: Path, *, threads: int) -> Path:
     """A tiny model that plays badly by the rules, and that says nothing once a game is over."""
     sft = {"mistakes": 0.5, "num_trajectories": 500, "steps": 100, "batch_tokens": 2048, "lr": 3e-3}
     config = parse_config({"environments": {"guess": {}}, "sft": sft, "trainer": {"threads": threads}})
-    parts = await make_parts(config, folder=folder)
+    context = await make_model_context(config, folder=folder)
     try:
-        played = await solver_trajectories(parts)
+        played = await solver_trajectories(context)
     finally:
-        await parts.client.close()
-    sequences = [s for trajectory in played for s in sequences_of(with_farewell(trajectory), parts.chat)]
-    model = parts.load_model()
+        await context.client.close()
+    sequences = [s for trajectory in played for s in sequences_of(with_farewell(trajectory), context.chat)]
+    model = context.load_model()
     trainer = cloning_trainer(model, config=config.sft, trainer=config.trainer, seed=0)
     await clone(ThreadedTrainer(trainer), sequences, config=config.sft, seed=0)
-    return save_model(folder / "warm", model=model, tokenizer=parts.tokenizer)
+    return save_model(folder / "warm", model=model, tokenizer=context.tokenizer)
 
 
 def with_farewell(trajectory: Trajectory) -> Trajectory:

@@ -9,7 +9,7 @@ from typing import Any
 from ludus.config import RunConfig, parse_config
 from ludus.controller.client.local import LocalClient
 from ludus.environments.environment import Environment
-from ludus.launch.context import _corpus
+from ludus.launch.corpus import corpus
 from ludus.launch.train import train
 from ludus.store.run_folder import RunFolder
 
@@ -21,7 +21,7 @@ def corpus_of(environment: Environment) -> list[str]:
     async def main() -> list[str]:
         client = LocalClient([environment])
         try:
-            return [text async for text in _corpus(client, client.environments())]
+            return [text async for text in corpus(client, client.environments())]
         finally:
             await client.close()
 

@@ -19,14 +19,15 @@ from ludus.algorithms import make_algorithm
 from ludus.config import dump_config, load_config
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.errors import ConfigError, EngineFailed
-from ludus.launch import train as local
-from ludus.launch.context import make_embedded_engine, make_local_player, make_parts
+from ludus.launch.context import make_model_context
+from ludus.launch.engines import make_engine
 from ludus.launch.train import train
 from ludus.models.loading.load import load_model, load_tokenizer
 from ludus.pipeline.feed import Feed
 from ludus.rollout.chat import Chat
 from ludus.rollout.sampler import PolicySampler
 from ludus.store.run_folder import RunFolder
+from ludus.trainer import local as trainer_module
 from ludus.trainer.checkpoint import checkpoint_folder, latest_checkpoint
 from ludus.trainer.local import LocalTrainer
 from ludus.types import Stop
@@ -158,23 +159,23 @@ def test_promise_3_no_trained_group_is_staler_than_the_bound(small_model, tmp_pa
 
 async def synchronous(config, *, folder: Path) -> dict[str, torch.Tensor]:
     """What a plain reader would write: play, batch, step, load, again. One group after the other."""
-    parts = await make_parts(config, folder=folder)
+    context = await make_model_context(config, folder=folder)
     algorithm, channel = make_algorithm(config.algorithm), MemoryChannel()
     trainer = LocalTrainer(
-        parts.load_model(), algorithm_loss=algorithm.loss, config=config.trainer, temperature=1.0, channel=channel
+        context.load_model(), algorithm_loss=algorithm.loss, config=config.trainer, temperature=1.0, channel=channel
     )
-    engine = make_embedded_engine(parts, channel=channel)
-    await engine.load(trainer.publish())
-    feed = Feed(await parts.tasks("train"), weights={"guess": 1.0}, seed=config.seed, rollout=config.rollout)
-    player = make_local_player(parts, PolicySampler(engine))
+    engine = make_engine(config, model_folder=context.model_folder, trains=True)
+    await engine.load(trainer.publish(), source=channel)
+    feed = Feed(await context.tasks("train"), weights={"guess": 1.0}, seed=config.seed, rollout=config.rollout)
+    player = context.player(PolicySampler(engine))
     for _ in range(config.pipeline.steps):
         groups = []
         for _ in range(config.pipeline.groups_per_step):
             groups.append(await player.play(feed.draw()))
         trainer.step(algorithm.batch(groups))
-        await engine.load(trainer.publish())
+        await engine.load(trainer.publish(), source=channel)
     await engine.close()
-    await parts.client.close()
+    await context.client.close()
     return {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()}
 
 
@@ -205,7 +206,7 @@ def test_promise_5_a_wrong_or_partial_load_stops_the_run(small_model, tmp_path, 
             tensors = super().fetch(version)
             return damage(tensors) if version == 2 else tensors
 
-    monkeypatch.setattr(local, "MemoryChannel", Damaging)
+    monkeypatch.setattr(trainer_module, "MemoryChannel", Damaging)
     config = make_config(tmp_path, small_model, trainer={"lr": 1e-2})
     with pytest.raises(EngineFailed, match=r"probe prompt|layers\.1\.mlp"):
         run(config)

@@ -110,6 +110,6 @@ def test_a_stale_policy_that_was_never_loaded_is_an_error_and_never_the_current_
     async def forgets(self, **_):
         return None
 
-    monkeypatch.setattr("ludus.launch.cross_policy.OtherSpeakers.prepare", forgets)
+    monkeypatch.setattr("ludus.launch.policies.Copies.prepare", forgets)
     with pytest.raises(EngineFailed, match="stale"):
         run(make_config(tmp_path, small_model, name="other", **{**stale, "cross_policy": {"stale": 0.99}}))

@@ -7,7 +7,8 @@ import torch
 
 from ludus.config import parse_config
 from ludus.errors import ConfigError, TrainerFailed
-from ludus.launch.devices import chosen, devices_of, engine_config, naming_loss
+from ludus.launch.devices import chosen, devices_of, engine_config
+from ludus.trainer.threaded import naming_loss
 
 
 @pytest.fixture

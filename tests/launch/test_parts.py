@@ -31,7 +31,7 @@ def test_a_first_message_that_does_not_come_is_told_with_its_limit(tmp_path, sma
     broken = {"fake": {"source": FAKE, "options": {"fault": "hang", "fault_in": "start", "blocking": False}}}
     config = make_config(tmp_path, small_model, environments=broken, rollout={"turn_timeout_s": 0.05})
     with pytest.raises(EnvironmentFailed, match=r"did not answer within 0.05 s \(rollout.turn_timeout_s\)"):
-        asyncio.run(parts.make_stage(config, folder=tmp_path))
+        asyncio.run(parts.make_run_context(config, folder=tmp_path))
 
 
 def test_an_observation_without_end_does_not_keep_tinys_tokenizer_busy(tmp_path, monkeypatch):
@@ -40,5 +40,5 @@ def test_an_observation_without_end_does_not_keep_tinys_tokenizer_busy(tmp_path,
     long = {"fake": {"source": FAKE, "options": {"fault": "megabyte"}}}
     config = make_config(tmp_path, "tiny", environments=long, rollout={"max_observation_chars": 1000})
     with pytest.raises(ZeroDivisionError):
-        asyncio.run(parts.make_parts(config, folder=tmp_path))
+        asyncio.run(parts.make_model_context(config, folder=tmp_path))
     assert max(map(len, given)) == 1000

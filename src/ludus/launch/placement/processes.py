@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
+from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.engines.linked import Generate, engine_handlers
 from ludus.environments.registry import search_path
@@ -48,6 +49,13 @@ class Setup(Record, frozen=True):
     workers: tuple[str, str] | None = None
     """URL and access token of the controller that the run has started."""
 
+    @classmethod
+    def of(cls, config: RunConfig, **fields: Any) -> Setup:
+        try:
+            return cls(config.model_dump(mode="json", exclude_none=True), **fields)
+        except ValueError as error:
+            raise EnvironmentFailed(not_plain("the run file", error)) from None
+
 
 class Play(Record, frozen=True):
     """The number tells a group that was cancelled from the same group played again."""
@@ -62,66 +70,70 @@ class Played(Record, frozen=True):
 
 
 class Processes(Here):
-    """Engine and trainer in this process, players beside it."""
+    """Engine and trainer in this process, the player beside it."""
 
-    def __init__(self, context: ModelContext, *, processes: Sequence[RolloutProcess], supervisor: Supervisor) -> None:
+    def __init__(self, context: ModelContext, *, player: ProcessPlayer) -> None:
         super().__init__(context)
-        self._processes, self._supervisor = processes, supervisor
+        self._player = player
 
     @classmethod
     async def start(cls, context: ModelContext, *, folder: Path, num: int) -> Self:
         """Start the processes. They load their environments while the run loads its models."""
-        setup = Setup(
-            config=context.config.model_dump(mode="json", exclude_none=True),
+        setup = Setup.of(
+            context.config,
             folder=str(folder),
             model_folder=context.model_folder,
             max_turns=context.max_turns,
             workers=address_of_workers(context.client),
         )
-        supervisor = Supervisor()
-        processes = [await RolloutProcess.start(setup, supervisor=supervisor) for _ in range(num)]
-        return cls(context, processes=processes, supervisor=supervisor)
+        return cls(context, player=await ProcessPlayer.start(setup, num=num))
 
     async def player(self, engine: Engine) -> Player:
-        return await ProcessPlayer.ready(self._processes, engine=engine)
+        await self._player.ready(engine)
+        return self._player
 
     async def close(self) -> None:
-        await asyncio.gather(*(process.stop() for process in self._processes))
-        self._supervisor.close()
+        await self._player.close()
         await super().close()
 
 
 class ProcessPlayer:
     """Each group is played whole by the process that plays the fewest."""
 
-    def __init__(self, processes: Sequence[RolloutProcess]) -> None:
-        self._processes = processes
+    def __init__(self, processes: Sequence[RolloutProcess], *, supervisor: Supervisor) -> None:
+        self.processes, self._supervisor = processes, supervisor
 
     @classmethod
-    async def ready(cls, processes: Sequence[RolloutProcess], *, engine: Engine) -> Self:
-        for process in processes:
+    async def start(cls, setup: Setup, *, num: int) -> Self:
+        supervisor = Supervisor()
+        return cls(
+            [await RolloutProcess.start(setup, supervisor=supervisor) for _ in range(num)], supervisor=supervisor
+        )
+
+    async def ready(self, engine: Engine) -> None:
+        """Wait until all processes can play, with the policies of `engine`."""
+        for process in self.processes:
             process.engine = engine
-        await asyncio.gather(*(process.or_fault(asyncio.shield(process.set_up)) for process in processes))
-        return cls(processes)
+        await asyncio.gather(*(process.or_fault(asyncio.shield(process.set_up)) for process in self.processes))
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory = ignore) -> Group:
-        process = min(self._processes, key=lambda each: len(each.playing))
+        process = min(self.processes, key=lambda each: len(each.playing))
         return await process.play(order, on_trajectory=on_trajectory)
 
     def stats(self) -> PlayerStats:
         spent: Counter[str] = Counter()
-        for process in self._processes:
+        for process in self.processes:
             spent.update(process.stats.spent)
-        return PlayerStats(dict(spent), tuple(text for process in self._processes for text in process.stats.longest))
+        return PlayerStats(dict(spent), tuple(text for process in self.processes for text in process.stats.longest))
 
     async def ended(self) -> None:
-        done, _ = await asyncio.wait(
-            [process.fault for process in self._processes], return_when=asyncio.FIRST_COMPLETED
-        )
+        faults = [process.fault for process in self.processes]
+        done, _ = await asyncio.wait(faults, return_when=asyncio.FIRST_COMPLETED)
         done.pop().result()
 
     async def close(self) -> None:
-        """The placement ends the processes."""
+        await asyncio.gather(*(process.stop() for process in self.processes))
+        self._supervisor.close()
 
 
 class _Playing(NamedTuple):

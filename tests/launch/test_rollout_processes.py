@@ -1,4 +1,4 @@
-"""Sessions in processes of their own. That they are those of this process: tests/e2e/test_places.py."""
+"""Rollout processes. That their trajectories are those of this process: tests/e2e/test_places.py."""
 
 from __future__ import annotations
 
@@ -12,21 +12,20 @@ import textwrap
 import threading
 import time
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ludus.config import parse_config
 from ludus.errors import ConfigError, EngineFailed, EnvironmentFailed, WorkerLost
-from ludus.launch.placement.processes import SessionsApart, Setup
+from ludus.launch.placement.processes import ProcessPlayer, Setup
 from ludus.models.loading.tiny import make_tiny
-from ludus.rollout.sampler import Prompt
 from ludus.types import Completion, Order, Stop, Task
 from tests.e2e.runs import FAKE
+from tests.launch.chat_stub import ChatStub
 
 PATIENCE_S = 60.0
-WORLDS = Path(__file__).with_name("apart_worlds.py")
+WORLDS = Path(__file__).with_name("hard_worlds.py")
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +40,12 @@ class Says:
 
     def __init__(self, *, error: Exception | None = None, never: bool = False) -> None:
         self.error, self.never = error, never
-        self.asked: list[tuple[str, int, Prompt]] = []
+        self.asked: list[tuple[str, int]] = []
         self.released: list[str] = []
         self.cancelled = 0
 
-    async def sample(self, prompt, *, sampling, session_id, policy, session):
-        self.asked.append((session_id, len(prompt.ids), replace(prompt, ids=())))
+    async def generate(self, ids, *, sampling, session_id, policy):
+        self.asked.append((session_id, len(ids)))
         if self.error is not None:
             raise self.error
         try:
@@ -71,12 +70,12 @@ def setup(tmp_path: Path, model: Path, *, source: str = FAKE, options=None, **se
             **sections,
         }
     )
-    return Setup(config, tmp_path, str(model), max_turns={}, workers=None)
+    return Setup.of(config, folder=str(tmp_path), model_folder=str(model))
 
 
 @asynccontextmanager
 async def playing(made: Setup, sampler, *, num: int = 1):
-    apart = await SessionsApart.start(made, num=num)
+    apart = await ProcessPlayer.start(made, num=num)
     try:
         async with asyncio.timeout(PATIENCE_S):
             await apart.ready(sampler)
@@ -96,8 +95,8 @@ def order(name: str = "g1", *, size: int = 3, **changes) -> Order:
     )
 
 
-def pids(apart: SessionsApart) -> list[int]:
-    return [process._process.pid for process in apart._processes]
+def pids(apart: ProcessPlayer) -> list[int]:
+    return [process.process.pid for process in apart.processes]
 
 
 def is_gone(pid: int) -> bool:
@@ -136,7 +135,7 @@ def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
             )
             while len(sampler.released) < 12:
                 await asyncio.sleep(0.01)
-            return groups, [len(process.playing) for process in apart._processes]
+            return groups, [len(process.playing) for process in apart.processes]
 
     groups, left = asyncio.run(main())
     assert [(group.id, group.born, len(group.trajectories)) for group in groups] == [(f"g{n}", 4, 3) for n in range(4)]
@@ -146,21 +145,21 @@ def test_a_group_is_played_there_and_spoken_for_here(tmp_path, model):
     assert first.sequences[0].versions[-2:].tolist() == [7, 7]
     assert len(heard) == 12, "each is heard of as soon as it is over"
     assert sorted(sampler.released) == sorted(trajectory.id for trajectory in heard)
-    assert all(history == Prompt() for _, _, history in sampler.asked), "the chat history is for endpoints in text"
     assert left == [0, 0]
 
 
-def test_an_endpoint_in_text_gets_the_chat_history(tmp_path, model):
-    sampler = Says()
-    outside = {"outside": {"far": {"url": "http://127.0.0.1:9/v1", "chance": 0.5}}}
-    made = setup(tmp_path, model, cross_policy=outside, algorithm={"off_policy": "mask"})
+def test_an_endpoint_in_text_is_asked_from_there(tmp_path, model):
+    with ChatStub(lambda body: {"content": "a"}) as stub:
+        outside = {"outside": {"far": {"url": stub.url, "chance": 0.5}}}
+        made = setup(tmp_path, model, cross_policy=outside, algorithm={"off_policy": "mask"})
 
-    async def main():
-        async with playing(made, sampler) as apart:
-            await apart.play(order(size=1), on_trajectory=lambda _: None)
+        async def main():
+            async with playing(made, Says()) as apart:
+                return await apart.play(order(size=1, others={"far": 1.0}))
 
-    asyncio.run(main())
-    assert sampler.asked[0][2].messages[0].content
+        group = asyncio.run(main())
+    assert stub.bodies[0]["messages"][0]["content"]
+    assert group.trajectories[0].turns[0].policy == "far"
 
 
 def test_a_failure_to_speak_is_the_sessions_and_has_its_name(tmp_path, model):
@@ -248,7 +247,7 @@ def test_a_process_that_is_killed_ends_whatever_it_was_playing_by_name(tmp_path,
                 await asyncio.sleep(0.01)
             (pid,) = pids(apart)
             os.kill(pid, signal.SIGKILL)
-            with pytest.raises(WorkerLost, match=rf"process {pid}.*killed by SIGKILL.*; 1 groups.*--resume"):
+            with pytest.raises(WorkerLost, match=rf"process {pid}.*killed by SIGKILL.*1 groups.*--resume"):
                 await doomed
             with pytest.raises(WorkerLost):
                 await apart.play(order("g2"), on_trajectory=lambda _: None)
@@ -295,21 +294,15 @@ def test_what_cannot_be_sent_there_ends_its_group_by_name_and_no_other(tmp_path,
 def test_what_cannot_be_sent_back_is_said(tmp_path, model):
     async def main():
         async with playing(setup(tmp_path, model, source=f"{WORLDS}:Unpicklable"), Says()) as apart:
-            with pytest.raises(
-                EnvironmentFailed, match=r"what was played of fake/train/0 cannot be sent.*mappingproxy"
-            ):
+            with pytest.raises(EnvironmentFailed, match=r"a trajectory of fake/train/0 cannot be sent.*mappingproxy"):
                 await apart.play(order(), on_trajectory=lambda _: None)
 
     asyncio.run(main())
 
 
 def test_options_that_cannot_be_sent_are_refused_before_a_process_is_started(tmp_path, model):
-    async def main():
-        made = setup(tmp_path, model, options={"latency_s": threading.Lock()})
-        with pytest.raises(EnvironmentFailed, match="the run file cannot be sent"):
-            await SessionsApart.start(made, num=1)
-
-    asyncio.run(main())
+    with pytest.raises(EnvironmentFailed, match="the run file cannot be sent"):
+        setup(tmp_path, model, options={"latency_s": threading.Lock()})
 
 
 def test_modules_are_found_there_as_they_are_here(tmp_path, model, monkeypatch):
@@ -342,9 +335,9 @@ def test_closing_ends_the_processes_even_where_an_environment_does_not_let_go(tm
 
 def test_one_that_has_not_begun_yet_is_not_waited_for(tmp_path, model):
     async def main():
-        apart = await SessionsApart.start(setup(tmp_path, model), num=2)
+        apart = await ProcessPlayer.start(setup(tmp_path, model), num=2)
         await apart.close()
-        return [process._process.returncode for process in apart._processes]
+        return [process.process.returncode for process in apart.processes]
 
     assert asyncio.run(main()) == [-signal.SIGKILL] * 2
 
@@ -356,12 +349,12 @@ def test_none_outlives_a_run_that_is_killed_nor_does_what_they_have_started(tmp_
             f"""
             import asyncio
             from pathlib import Path
-            from tests.launch.test_apart import WORLDS, Says, children_of, order, pids, setup
-            from ludus.launch.placement.processes import SessionsApart
+            from tests.launch.test_rollout_processes import WORLDS, Says, children_of, order, pids, setup
+            from ludus.launch.placement.processes import ProcessPlayer
 
             async def main():
                 sampler, forking = Says(never=True), f"{{WORLDS}}:Forking"
-                apart = await SessionsApart.start(
+                apart = await ProcessPlayer.start(
                     setup(Path({str(tmp_path)!r}), Path({str(model)!r}), source=forking), num=2
                 )
                 await apart.ready(sampler)

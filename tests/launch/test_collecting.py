@@ -11,7 +11,7 @@ import pytest
 from ludus.config import EngineConfig, parse_config
 from ludus.errors import ConfigError
 from ludus.launch.clone import sft
-from ludus.launch.collect import collect, plan_attempts
+from ludus.launch.collect import collect, plan_orders
 from ludus.store.dataset import write_dataset
 from ludus.store.run_folder import RunFolder
 from ludus.types import Task
@@ -97,8 +97,8 @@ def test_a_collection_goes_on_and_another_one_is_not_mixed_into_it(tmp_path):
 def test_few_sessions_are_divided_so_that_every_environment_plays():
     config = parse_config({"environments": {"guess": {"weight": 9}, "wordle": {}, "maze": {}}})
     tasks = {name: [Task(f"{name}/train/{index}", name, "train") for index in range(2)] for name in config.environments}
-    plans = [plan_attempts(tasks, config=config, num=2, prefix="p", number=number) for number in range(2)]
-    assert [attempt.session_id for attempt in plans[0]] == ["p-guess-0", "p-guess-1", "p-wordle-0", "p-maze-0"]
+    plans = [plan_orders(tasks, config=config, num=2, prefix="p", number=number) for number in range(2)]
+    assert [order.id for order in plans[0]] == ["p-guess-0", "p-guess-1", "p-wordle-0", "p-maze-0"]
     assert [attempt.task.id for attempt in plans[1][-2:]] == ["wordle/train/1", "maze/train/1"], "goes on"
 
 

@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "trainer": {"models", "weights", "algorithms"},
     "rollout": {"controller.client.client", "engines.engine"},  # the protocols, never what implements them
     "pipeline": {
-        "rollout", "algorithms", "store", "reports.curves", "engines.engine", "trainer.trainer", "controller.client.client",
+        "rollout", "algorithms", "store", "engines.engine", "trainer.trainer", "controller.client.client",
     },
     "evaluation": {"rollout", "store", "reports"},
     "launch": {

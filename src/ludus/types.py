@@ -1,9 +1,11 @@
-"""What flows through Ludus, in the order a trajectory meets it. Promise: records are immutable, and nothing heavy is imported here.
+"""What flows through Ludus, in the order a trajectory meets it. Promise: records are immutable, and
+nothing heavy is imported here.
 
     Task -> Order -> Observation <-> Action -> Turn -> Trajectory -> Group -> Batch
 
-Token arrays are read-only numpy arrays of equal length T. Token provenance lives in `Sequence` and nowhere else: whether a token was
-sampled, with which logprob, under which version. It is written once, when the engine answers, and never re-derived from text.
+Token arrays are read-only numpy arrays of equal length T. Token provenance lives in `Sequence` and
+nowhere else: whether a token was sampled, with which logprob, under which version. It is written
+once, when the engine answers, and never re-derived from text.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ CURRENT = "current"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem of an environment: plain data with a stable id. Example: Task("guess/train/17", "guess", "train", {"low": 3, ...})."""
+    """One problem of an environment: plain data with a stable id. Example: Task("guess/train/17",
+    "guess", "train", {"low": 3, ...})."""
 
     id: str
     environment: str
@@ -94,7 +97,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the model said: free text and tool calls. `problem` is set when a call was attempted and could not be read."""
+    """What the model said: free text and tool calls. `problem` is set when a call was attempted and
+    could not be read."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -103,7 +107,8 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment says. `tools` replaces the tools on offer; None keeps them. `invalid`: the action could not be carried out."""
+    """What the environment says. `tools` replaces the tools on offer; None keeps them. `invalid`:
+    the action could not be carried out."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] | None = None
@@ -128,7 +133,8 @@ class Stop(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """False where the world, not the policy, ended the session: such a trajectory has no reward and is never trained on."""
+        """False where the world, not the policy, ended the session: such a trajectory has no reward
+        and is never trained on."""
         return self not in _UNSCORED
 
 
@@ -140,10 +146,12 @@ _UNSCORED = frozenset({Stop.TURN_TIMEOUT, Stop.SESSION_TIMEOUT, Stop.FAILED, Sto
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. No top-p and no top-k: they would make the reported logprob that of another distribution.
+    """How to draw tokens. No top-p and no top-k: they would make the reported logprob that of
+    another distribution.
 
-    temperature 0 is greedy, and its logprobs are those of temperature 1. `seed` alone decides the noise: the same seed, prompt
-    and weights give the same tokens, whatever else the engine is doing (up to float rounding of the batch).
+    temperature 0 is greedy, and its logprobs are those of temperature 1. `seed` alone decides the
+    noise: the same seed, prompt and weights give the same tokens, whatever else the engine is doing
+    (up to float rounding of the batch).
     """
 
     max_tokens: int
@@ -154,7 +162,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Sampled tokens, each with its logprob at the sampling temperature and the policy version that made it. A stop id is included."""
+    """Sampled tokens, each with its logprob at the sampling temperature and the policy version that
+    made it. A stop id is included."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -174,8 +183,8 @@ def frozen_array(values: Any, dtype: Any) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValueTargets:
-    """What a critic learns from a sequence, each float32 (T,): its values before the step, what came of them, and a token's share in
-    the critic's loss, 0 where it is not asked."""
+    """What a critic learns from a sequence, each float32 (T,): its values before the step, what
+    came of them, and a token's share in the critic's loss, 0 where it is not asked."""
 
     values: np.ndarray
     returns: np.ndarray
@@ -184,11 +193,13 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
-    """One trainable row. All arrays have length T; `sampled` is the loss mask, known from provenance.
+    """One trainable row. All arrays have length T; `sampled` is the loss mask, known from
+    provenance.
 
-    Example (T = 6): ids [5 9 7 3 8 2], sampled [0 0 1 1 0 1], turns [0 0 0 0 1 1]. `turns` is the turn each token belongs to:
-    a turn's prompt (its observation) and its generation share an index. `advantages` and `weights` are filled by the algorithm:
-    the loss is the sum over tokens of weight x token loss, so splitting a batch never changes a denominator.
+    Example (T = 6): ids [5 9 7 3 8 2], sampled [0 0 1 1 0 1], turns [0 0 0 0 1 1]. `turns` is the
+    turn each token belongs to: a turn's prompt (its observation) and its generation share an index.
+    `advantages` and `weights` are filled by the algorithm: the loss is the sum over tokens of
+    weight x token loss, so splitting a batch never changes a denominator.
     """
 
     ids: np.ndarray  # int32
@@ -214,7 +225,8 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation and the observation that came back. `role` and `parent` leave room for several agents and branching sessions."""
+    """One generation and the observation that came back. `role` and `parent` leave room for several
+    agents and branching sessions."""
 
     index: int
     action: Action
@@ -231,7 +243,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """The finished record of a session. `start` is the first observation; rewards sit on the turn whose action earned them."""
+    """The finished record of a session. `start` is the first observation; rewards sit on the turn
+    whose action earned them."""
 
     id: str
     task: Task
@@ -242,7 +255,8 @@ class Trajectory:
     sequences: tuple[Sequence, ...]
     stop: Stop
     failure: str = ""
-    """For an unscored stop: the border that failed and why, e.g. "EnvironmentFailed: act raised KeyError: 'x'"."""
+    """For an unscored stop: the border that failed and why, e.g. "EnvironmentFailed: act raised
+    KeyError: 'x'"."""
     max_turns: int = 0
     seconds: float = 0.0
 
@@ -273,12 +287,14 @@ class Trajectory:
 
     @property
     def num_forks(self) -> int:
-        """How often the next prompt did not extend the last tokens, so that a new sequence had to start."""
+        """How often the next prompt did not extend the last tokens, so that a new sequence had to
+        start."""
         return max(0, len(self.sequences) - 1)
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version of the current policy among the sampled tokens; None when nothing was sampled."""
+        """The oldest version of the current policy among the sampled tokens; None when nothing was
+        sampled."""
         foreign = [turn.index for turn in self.turns if turn.policy != CURRENT]
         oldest: int | None = None
         for sequence in self.sequences:
@@ -291,7 +307,8 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Trajectories of one task that are compared with each other. `born` is the version that was loaded when it was admitted."""
+    """Trajectories of one task that are compared with each other. `born` is the version that was
+    loaded when it was admitted."""
 
     id: str
     task: Task

@@ -94,5 +94,5 @@ def test_environments_weigh_the_same_and_the_result_is_json():
 def test_nothing_in_common_and_tasks_that_only_share_their_name_are_refused():
     with pytest.raises(ConfigError, match="nothing to compare: 1 scored attempts here and 1 there"):
         compare([attempt("t1", True)], [attempt("t2", True)])
-    with pytest.raises(ConfigError, match="'t1' is not the same in both"):
+    with pytest.raises(ConfigError, match="'t1' differs between the evaluations"):
         compare([attempt("t1", True, low=1)], [attempt("t1", True, low=2)])

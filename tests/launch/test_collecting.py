@@ -98,7 +98,7 @@ def test_few_sessions_are_divided_so_that_every_environment_plays():
     config = parse_config({"environments": {"guess": {"weight": 9}, "wordle": {}, "maze": {}}})
     tasks = {name: [Task(f"{name}/train/{index}", name, "train") for index in range(2)] for name in config.environments}
     plans = [plan_orders(tasks, config=config, num=2, prefix="p", number=number) for number in range(2)]
-    assert [attempt.session_id for attempt in plans[0]] == ["p-guess-0", "p-guess-1", "p-wordle-0", "p-maze-0"]
+    assert [order.id for order in plans[0]] == ["p-guess-0", "p-guess-1", "p-wordle-0", "p-maze-0"]
     assert [attempt.task.id for attempt in plans[1][-2:]] == ["wordle/train/1", "maze/train/1"], "goes on"
 
 

@@ -57,7 +57,7 @@ def test_totals_are_written_by_their_growth_and_levels_as_they_stand():
     clock, lines = Clock(), []
     totals, level = {"tokens": 10.0}, {"running": 4.0}
     keeper = Timekeeper(
-        lines.append, totals={"engine": lambda: dict(totals)}, levels={"requests": lambda: level}, clock=clock
+        lines.append, totals={"engine": lambda: dict(totals)}, gauges={"requests": lambda: level}, clock=clock
     )
     clock.now += 1
     totals |= {"tokens": 25.0, "loads": 1.0}
@@ -77,7 +77,7 @@ def test_a_run_that_ends_within_the_second_still_has_it_written(monkeypatch):
     lines = []
 
     async def main():
-        task = asyncio.create_task(Timekeeper(lines.append, totals={}, levels={}).run())
+        task = asyncio.create_task(Timekeeper(lines.append, totals={}, gauges={}).run())
         await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -38,7 +38,7 @@ def completion(ids: list[int], *, version: int = 3, ended: bool = True) -> Compl
 
 def speak(transcript: Transcript, chat: Chat, action: Action, *, turn: int) -> list[int]:
     ids = chat.encode_action(action)
-    transcript.speak(completion(ids), turn=turn)
+    transcript.add(completion(ids), turn=turn)
     return ids
 
 
@@ -70,7 +70,7 @@ def test_promise_1_sampled_ids_are_trained_ids_and_the_mask_is_their_provenance(
             id for id in data.draw(st.lists(st.integers(0, vocabulary - 1), max_size=8)) if id not in chat.stop_ids
         ]
         sampled += [chat.end_id] if data.draw(st.booleans()) else [data.draw(st.integers(3, 200))]
-        transcript.speak(completion(sampled, version=turn), turn=turn)
+        transcript.add(completion(sampled, version=turn), turn=turn)
         expected += [(id, True, turn) for id in sampled]
     (sequence,) = transcript.sequences()
     assert list(zip(sequence.ids.tolist(), sequence.sampled.tolist(), sequence.turns.tolist(), strict=True)) == expected
@@ -154,8 +154,8 @@ def test_a_turn_that_was_cut_is_closed_by_tokens_that_are_not_trained(family: st
     ids = chat.encode_action(Action("number five"))
     for transcript in (whole, cut):
         transcript.start([Message("user", "guess")])
-    whole.speak(completion(ids), turn=0)
-    cut.speak(completion(ids[:-1], ended=False), turn=0)
+    whole.add(completion(ids), turn=0)
+    cut.add(completion(ids[:-1], ended=False), turn=0)
     assert whole.observe([Message("user", "no")]) == cut.observe([Message("user", "no")])
     assert whole.sequences()[0].num_sampled == len(ids)
     assert cut.sequences()[0].num_sampled == len(ids) - 1
@@ -175,7 +175,7 @@ def test_another_stop_token_takes_the_place_of_the_templates_own() -> None:
     other = next(id for id in chat.stop_ids if id != chat.end_id)
     transcript = chat.transcript()
     transcript.start([Message("user", "guess")])
-    transcript.speak(completion([*chat.encode_action(Action("five"))[:-1], other]), turn=0)
+    transcript.add(completion([*chat.encode_action(Action("five"))[:-1], other]), turn=0)
     assert "five<|endoftext|>\n<|im_start|>user" in chat.text.decode(transcript.observe([Message("user", "no")]))
 
 
@@ -215,7 +215,7 @@ def test_a_silent_model_and_a_silent_environment_still_make_a_prompt() -> None:
     chat = chat_of("tiny")
     transcript = chat.transcript()
     transcript.start([Message("user", "guess")])
-    transcript.speak(completion([]), turn=0)
+    transcript.add(completion([]), turn=0)
     assert chat.text.decode(transcript.observe([])).endswith("<|user|>guess<|end|><|assistant|><|end|><|assistant|>")
     assert transcript.sequences() == ()
 
@@ -225,7 +225,7 @@ def test_a_silent_model_and_a_silent_environment_still_make_a_prompt() -> None:
 
 def think(chat: Chat, transcript: Transcript, thought: str, said: str, *, turn: int) -> None:
     ids = chat.text.encode(f"<think>\n{thought}\n</think>\n\n{said}", begins=False)
-    transcript.speak(completion([*ids, chat.end_id]), turn=turn)
+    transcript.add(completion([*ids, chat.end_id]), turn=turn)
 
 
 def test_a_template_that_strips_thinking_starts_a_new_sequence() -> None:
@@ -277,7 +277,7 @@ def test_whitespace_that_the_template_trims_off_the_models_words_forks() -> None
     chat = chat_of("llama3")
     transcript = chat.transcript()
     transcript.start([Message("user", "guess")])
-    transcript.speak(completion([*chat.text.encode("five  ", begins=False), chat.end_id]), turn=0)
+    transcript.add(completion([*chat.text.encode("five  ", begins=False), chat.end_id]), turn=0)
     transcript.observe([Message("user", "no")])
     speak(transcript, chat, Action("six"), turn=1)
     assert len(transcript.sequences()) == 2
@@ -323,7 +323,7 @@ def test_what_the_model_only_spelled_out_is_not_a_control_token_after_a_fork() -
     chat = chat_of("tiny")
     transcript = chat.transcript()
     transcript.start([Message("user", "guess")], [TOOL])
-    transcript.speak(completion([*chat.text.encode(chat.text.escape("<|end|>"), begins=False), chat.end_id]), turn=0)
+    transcript.add(completion([*chat.text.encode(chat.text.escape("<|end|>"), begins=False), chat.end_id]), turn=0)
     prompt = transcript.observe([Message("user", "no")], [])
     assert [id for id in prompt if id == chat.end_id] == [chat.end_id] * 3
 
@@ -364,7 +364,7 @@ def test_unusual_orders_of_roles_are_rendered_with_all_their_text(family: str, o
 
 
 def test_what_a_template_cannot_take_is_refused_with_its_reason() -> None:
-    with pytest.raises(EnvironmentFailed, match=r"roles must alternate.*roles: assistant"):
+    with pytest.raises(EnvironmentFailed, match=r"roles must alternate.*Roles of the last messages: assistant"):
         chat_of("mistral").transcript().start([Message("assistant", "five")])
 
 

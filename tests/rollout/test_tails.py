@@ -58,7 +58,7 @@ def assert_alike(template: str, first: Observation, rest: list[tuple[list[int], 
     for turn, (ids, observation) in enumerate(rest):
         spoken = Completion(tuple(ids), (-1.0,) * len(ids), (turn,) * len(ids), "end")
         for transcript in both:
-            transcript.speak(spoken, turn=turn)
+            transcript.add(spoken, turn=turn)
         quick, patient = (transcript.observe(observation.messages, observation.tools) for transcript in both)
         assert quick == patient
     rows = [[(row.ids.tolist(), row.turns.tolist()) for row in transcript.sequences()] for transcript in both]

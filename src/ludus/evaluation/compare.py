@@ -1,10 +1,10 @@
-"""Two models on the same tasks. Promise: what both have played is compared, pair by pair, and a difference carries its n and interval.
+"""Two models on the same tasks. Promise: a difference carries its n and its interval.
 
-A pair is one attempt at one task, played by both and scored for both. Attempts at a task are not independent, so a task counts once, with
-the mean difference over its pairs. The interval of their mean is Bonett and Price's (2012) for paired proportions: Wald's, after one task
-won and one task lost were added. It keeps its 95 % with few tasks and does not shrink to a point where nothing differs. Whether
-the difference may be chance is McNemar's exact test: the tasks that one model does better on, against those that the other does.
-"""
+A pair is one attempt at one task, scored for both models. Attempts at a task are not independent,
+so a task counts once, with the mean difference over its pairs. The interval of their mean is Bonett
+and Price's (2012) for paired proportions: Wald's, after adding one task won and one task lost. It
+keeps its 95 % with few tasks and does not shrink to a point where nothing differs. McNemar's exact
+test of tasks won against tasks lost says whether the difference may be chance."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Comparison:
     """Tasks with at least one pair; the n of every interval here."""
     num_pairs: int
     num_unpaired: int
-    """Attempts that only one of them has, scored: left out on both sides."""
+    """Attempts that are scored for one model only: left out."""
     success_a: float
     success_b: float
     difference: Interval
@@ -42,14 +42,14 @@ class Comparison:
     """Tasks that B does better on."""
     losses: int
     p: float
-    """McNemar's exact test, two-sided: the chance of a split as uneven as wins and losses, were the models alike."""
+    """McNemar's exact test, two-sided."""
 
     def to_dict(self) -> dict[str, Any]:
         return {name: to_json(value) for name, value in asdict(self).items()}
 
 
 def compare(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> list[Comparison]:
-    """One comparison per environment that both have played, sorted by name; ConfigError where there is none."""
+    """One comparison per environment that both have played; ConfigError where there is none."""
     ours, theirs = _scored(a), _scored(b)
     pairs = {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys()}
     for one, other in pairs.values():
@@ -64,11 +64,8 @@ def compare(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> list[Comparison
 
 
 def mean_difference(comparisons: Sequence[Comparison]) -> Interval:
-    """Over environments, each weighing the same."""
+    """The mean over environments, unweighted."""
     return mean_interval([each.difference for each in comparisons])
-
-
-# ------------------------------------------------------------------------------------------------ estimators
 
 
 def paired_difference(differences: Sequence[float]) -> Interval:
@@ -87,9 +84,6 @@ def mcnemar(wins: int, losses: int) -> float:
     n = wins + losses
     tail: float = sum(math.comb(n, k) for k in range(min(wins, losses) + 1)) / 2**n
     return min(1.0, 2.0 * tail)
-
-
-# ------------------------------------------------------------------------------------------------ one environment
 
 
 def _compare(
@@ -129,6 +123,6 @@ def _scored(trajectories: Iterable[Trajectory]) -> dict[Key, Trajectory]:
 def _require_same_task(one: Trajectory, other: Trajectory) -> None:
     if to_json(one.task.data) != to_json(other.task.data):
         raise ConfigError(
-            f"task {one.task.id!r} is not the same in both evaluations: they were made with different options of the environment, or "
-            "different versions of it. Evaluate both with the same run file."
+            f"task {one.task.id!r} differs between the evaluations: the environment had other options or another version. "
+            "Evaluate both with the same run file."
         )

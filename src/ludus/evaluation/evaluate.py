@@ -1,4 +1,4 @@
-"""Held-out tasks to trajectories to a report, without a trainer. Promise: the same tasks and noise for every model that is compared."""
+"""Held-out tasks to trajectories to a report. Promise: the same tasks and noise for every model."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ludus.rollout.player import OnTrajectory, Player, ignore, play_all
 from ludus.types import CURRENT, Order, Task, Trajectory
 
 RETRIES = 1
-"""An attempt that the world ended is played once more; after that it is reported as unscored, not as a failure of the model."""
+"""Further tries of an attempt that ended unscored; after that it is reported as unscored."""
 
 CAUSES = 3
-"""Of unscored sessions, told for each environment."""
+"""Causes of unscored sessions listed for each environment."""
 
 
 async def evaluate(
@@ -29,7 +29,8 @@ async def evaluate(
     on_trajectory: OnTrajectory = ignore,
     finished: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Plays every task `attempts` times, in order. Attempts that are scored in `finished` are not played again."""
+    """Plays every task `attempts` times; attempts that are scored in `finished` are not played
+    again."""
     known = {(each.task.id, each.attempt): each for each in finished if each.stop.scored}
     keys = [(task, index) for task in tasks for index in range(attempts)]
     orders = [

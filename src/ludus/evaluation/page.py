@@ -1,7 +1,8 @@
-"""An evaluation, and a comparison of two, for people and programs: JSON, Markdown and a plot. Promise: no rate without its n and interval.
+"""An evaluation, or a comparison of two, as JSON, Markdown and a plot.
 
-RUN/evaluation.json  RUN/evaluation.md  RUN/plots/evaluation.png
-"""
+Promise: no rate without its n and interval.
+
+RUN/evaluation.json  RUN/evaluation.md  RUN/plots/evaluation.png"""
 
 from __future__ import annotations
 
@@ -35,11 +36,9 @@ def write_evaluation(folder: RunFolder, report: Mapping[str, Any], *, about: Map
 
 
 def evaluation_page(report: Mapping[str, Any], *, plot: str = "") -> str:
-    counts = {name: sum(row["stops"].get(name, 0) for row in report["environments"]) for name in _stops(report)}
-    note = (
-        "Success is pass@1; 95 % intervals, clustered by task. Unscored sessions were ended by the world, not by the model, and count "
-        "for neither side."
-    )
+    stops = sorted({stop for row in report["environments"] for stop in row["stops"]})
+    counts = {name: sum(row["stops"].get(name, 0) for row in report["environments"]) for name in stops}
+    note = "Success is pass@1; 95 % intervals, clustered by task. Unscored sessions failed in the environment or engine and do not count."
     parts = [
         f"# Evaluation of {report['model']}",
         _settings(report),
@@ -58,7 +57,7 @@ def evaluation_table(report: Mapping[str, Any]) -> str:
     rows = [_result_cells(row["environment"], row) for row in report["environments"]]
     num = sum(row["num_trajectories"] for row in report["environments"])
     mean = ["mean", rate(*report["mean_success"]), *[""] * 6, str(num)]
-    return table(_HEADING, [*rows, [f"**{cell}**" if cell else "" for cell in mean]])
+    return table(_HEADING, [*rows, _bold(mean)])
 
 
 _HEADING = ("environment", "success", "pass@k", "reward", "turns", "tokens", "invalid", "unscored", "n")
@@ -100,15 +99,16 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     ]
     tasks, pairs = sum(each.num_tasks for each in comparisons), sum(each.num_pairs for each in comparisons)
     mean = ("mean", "", "", rate(*mean_difference(comparisons), sign=True), "", "", "", str(tasks), str(pairs))
-    return table(heading, [*rows, [f"**{cell}**" if cell else "" for cell in mean]])
+    return table(heading, [*rows, _bold(mean)])
 
 
-# ------------------------------------------------------------------------------------------------ parts of a page
+def _bold(cells: Sequence[str]) -> list[str]:
+    return [f"**{cell}**" if cell else "" for cell in cells]
 
 
 def _settings(report: Mapping[str, Any]) -> str:
     where = f" at {report['endpoint']}" if report.get("endpoint") else ""
-    words = "token by token" if report["words"] == "tokens" else "in text alone"
+    words = "in tokens" if report["words"] == "tokens" else "in text"
     return (
         f"`{report['model']}`{where}, played {words}. Split `{report['split']}`, {report['attempts']} attempts at each of at most "
         f"{report['num_tasks']} tasks per environment, temperature {report['temperature']:g}, seed {report['seed']}."
@@ -116,10 +116,8 @@ def _settings(report: Mapping[str, Any]) -> str:
 
 
 def _categories(rows: Sequence[Row]) -> str:
-    if not rows:
-        return ""
     cells = [_result_cells(f"{row['environment']}: {row['category']}", row) for row in rows]
-    return "## By category\n\n" + table(_HEADING, cells)
+    return "## By category\n\n" + table(_HEADING, cells) if cells else ""
 
 
 def _stop_table(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
@@ -129,11 +127,7 @@ def _stop_table(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
 
 def _failures(failures: Mapping[str, Mapping[str, int]]) -> str:
     rows = [(name, cause, str(count)) for name, causes in failures.items() for cause, count in causes.items()]
-    return "## What ended unscored sessions\n\n" + table(("environment", "cause", "sessions"), rows) if rows else ""
-
-
-def _stops(report: Mapping[str, Any]) -> list[str]:
-    return sorted({stop for row in report["environments"] for stop in row["stops"]})
+    return "## Causes of unscored sessions\n\n" + table(("environment", "cause", "sessions"), rows) if rows else ""
 
 
 def _result_cells(name: str, row: Row) -> list[str]:
@@ -166,9 +160,7 @@ def interval(value: float | None, low: float | None, high: float | None, *, sign
     if not _known(value):
         return "not known"
     form = "+.2f" if sign else ".2f"
-    spread = (
-        _known(low) and _known(high) and low != high
-    )  # all alike, or a single task: no spread was seen, and none is claimed
+    spread = _known(low) and _known(high) and low != high  # else all alike, or a single task
     return f"{value:{form}} [{low:{form}}, {high:{form}}]" if spread else f"{value:{form}}"
 
 
@@ -182,9 +174,6 @@ def _number(value: float | None, form: str) -> str:
 
 def _known(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
-
-
-# ------------------------------------------------------------------------------------------------ plots and files
 
 
 def _rates(rows: Sequence[Row]) -> plots.Panel:

@@ -1,9 +1,10 @@
-"""What an evaluation may claim. Promise: every rate carries its n and a 95 % interval, and a failed session is never a failed model.
+"""Rates of an evaluation. Promise: every rate carries its n and a 95 % interval, and a failed
+session is never a failed model.
 
-Several attempts at one task are not independent, so intervals count tasks, not attempts: the variance is clustered by task (the
-ratio estimator, which also holds when tasks have different numbers of scored attempts). Success uses Wilson's interval with the
-effective number of attempts, which stays inside [0, 1] and does not shrink to a point at 0 % or 100 %.
-"""
+Attempts at one task are not independent, so intervals count tasks, not attempts: the variance is
+clustered by task (the ratio estimator, which allows different numbers of scored attempts). Success
+uses Wilson's interval with the effective number of attempts, which stays inside [0, 1] and does not
+shrink to a point at 0 % or 100 %."""
 
 from __future__ import annotations
 
@@ -38,17 +39,19 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentResult:
-    """How a policy did on one environment's tasks. Means are over the scored trajectories; `reward_low` is -inf with a single task."""
+    """One environment's result: means over scored trajectories; `reward_low` is -inf with a single
+    task."""
 
     environment: str
     category: str
-    """One kind of the environment's tasks, where their data name a `category`; empty: all of them."""
+    """Only tasks whose data name this `category`; empty: all tasks."""
     num_tasks: int
     """Tasks with at least one scored trajectory."""
     num_trajectories: int
     """Scored trajectories; the n of every rate here."""
     num_unscored: int
-    """Sessions that the world ended, not the policy. Left out of every rate, and shown, because many of them make the rest doubtful."""
+    """Sessions that failed in the environment or engine; in no rate. Many of them make the rates
+    doubtful."""
     success: float
     success_low: float
     success_high: float
@@ -57,11 +60,11 @@ class EnvironmentResult:
     reward_high: float
     turns: float
     tokens: float
-    """Sampled tokens per trajectory; NaN where an outside model's server did not tell."""
+    """Sampled tokens per trajectory; NaN where a server does not report them."""
     invalid_rate: float
     """Share of turns whose action could not be carried out."""
     pass_at_k: Mapping[int, float]
-    """Chance that at least one of k attempts succeeds, for k = 2, 4, 8, ... and the number of attempts that each task has."""
+    """Chance that one of k attempts succeeds, for k = 2, 4, 8, ... and the attempts per task."""
     pass_at_k_low: Mapping[int, float]
     pass_at_k_high: Mapping[int, float]
     stops: Mapping[str, int]
@@ -90,11 +93,8 @@ def category_of(task: Task) -> str:
 
 
 def mean_success(results: Sequence[EnvironmentResult]) -> Interval:
-    """The mean over environments, each weighing the same; NaN when one of them has no scored trajectory, for then it is not known."""
+    """The unweighted mean over environments; NaN if one has no scored trajectory."""
     return mean_interval([Interval(result.success, result.success_low, result.success_high) for result in results])
-
-
-# ------------------------------------------------------------------------------------------------ estimators
 
 
 def wilson(successes: float, n: float) -> Interval:
@@ -108,10 +108,8 @@ def wilson(successes: float, n: float) -> Interval:
 
 
 def clustered_success(clusters: Sequence[Sequence[bool]]) -> Interval:
-    """Success over tasks with several attempts each: Wilson's interval at the effective number of independent attempts.
-
-    That number lies between the tasks (attempts at a task all alike) and the attempts (a task's attempts no more alike than others).
-    """
+    """Success over tasks with several attempts each: Wilson's interval at the effective number of
+    attempts, which lies between the number of tasks and the number of attempts."""
     attempts = [float(success) for cluster in clusters for success in cluster]
     if not attempts:
         return NOTHING
@@ -123,7 +121,7 @@ def clustered_success(clusters: Sequence[Sequence[bool]]) -> Interval:
 
 
 def clustered_mean(clusters: Sequence[Sequence[float]]) -> Interval:
-    """Mean over all attempts, with Student's t on the variance between tasks. One task says nothing about others: (-inf, inf)."""
+    """Mean over all attempts, Student's t on the variance between tasks; infinite with one task."""
     values = [value for cluster in clusters for value in cluster]
     if not values:
         return NOTHING
@@ -135,7 +133,8 @@ def clustered_mean(clusters: Sequence[Sequence[float]]) -> Interval:
 
 
 def mean_interval(parts: Sequence[Interval]) -> Interval:
-    """The mean of independent estimates, with the distances to their own limits combined in squares: asymmetry is kept."""
+    """The mean of independent estimates; distances to their limits add in squares, each side
+    apart."""
     if not parts:
         return NOTHING
     mean = fmean(part.value for part in parts)
@@ -145,10 +144,8 @@ def mean_interval(parts: Sequence[Interval]) -> Interval:
 
 
 def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> Interval:
-    """Unbiased chance that one of k attempts succeeds: mean over tasks of 1 - C(n - c, k) / C(n, k), where n >= k.
-
-    Its interval is that of one such chance per task: Wilson's, at the effective number of tasks.
-    """
+    """Unbiased: the mean over tasks with n >= k attempts of 1 - C(n - c, k) / C(n, k), with
+    Wilson's interval at the effective number of tasks."""
     rates = [
         1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)
         for cluster in clusters
@@ -163,7 +160,8 @@ def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> Interval:
 
 
 def student_t(degrees: int) -> float:
-    """The 97.5 % quantile of Student's t: exact for 1 and 2 degrees, else by the expansion around the normal (error below 0.01)."""
+    """97.5 % quantile of Student's t: exact for 1 and 2 degrees, else expanded (error below
+    0.01)."""
     if degrees == 1:
         return math.tan(math.pi * 0.475)
     if degrees == 2:
@@ -179,16 +177,13 @@ def student_t(degrees: int) -> float:
 
 
 def _clustered_variance(clusters: Sequence[Sequence[float]], *, mean: float) -> float:
-    """Variance of the mean over all attempts when only clusters are independent; 0 for a single cluster."""
+    """Variance of the mean when only clusters are independent; 0 for a single cluster."""
     filled = [cluster for cluster in clusters if cluster]
     n, m = sum(map(len, filled)), len(filled)
     if m < 2:
         return 0.0
     squares = sum(sum(value - mean for value in cluster) ** 2 for cluster in filled)
     return m / (m - 1) * squares / n**2
-
-
-# ------------------------------------------------------------------------------------------------ one environment
 
 
 def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category: str = "") -> EnvironmentResult:
@@ -222,7 +217,7 @@ def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category
 
 
 def _mean_tokens(scored: Sequence[Trajectory]) -> float:
-    """A turn of no tokens was not counted by whoever made it: a mean over it would be too low."""
+    """NaN if a turn has no tokens: its server did not count them."""
     counted = all(turn.num_tokens for trajectory in scored for turn in trajectory.turns)
     return fmean(trajectory.num_sampled for trajectory in scored) if scored and counted else math.nan
 

@@ -128,5 +128,5 @@ def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:
             transcript.observe(previous.messages, previous.tools)
         ids = tuple(chat.encode_action(turn.action))
         blank = (0.0,) * len(ids)
-        transcript.speak(Completion(ids, blank, (0,) * len(ids), "end", "clone"), turn=turn.index)
+        transcript.add(Completion(ids, blank, (0,) * len(ids), "end", "clone"), turn=turn.index)
     return transcript.sequences()

@@ -1,15 +1,15 @@
-"""Groups on their way to the trainer. Promise: none leaves staler than the bound, and none is starved by being dropped for its age.
+"""Groups on their way to the trainer. Promise: none leaves staler than the bound, and slow
+tasks are trained too.
 
-A group holds a place in the buffer from the draw until the engine has LOADED the weights its gradient went into:
+A group has a place from the draw until the engine has LOADED the weights its gradient went into:
 
     admit ──▶ playing ──put──▶ ready ──take──▶ training ──loaded──▶ free
                  └──drop──▶ free   └──too old──▶ free, and the order is tried again
 
 Two rules bound staleness, and both are needed. Capacity: with (bound + 1) x groups_per_step places
-nothing is born stale. Age: a straggler keeps one place while the others go round, so age is checked
-again when a group is taken. An order that was dropped for its age once is protected when it is tried
-again: the trainer waits for it rather than outrun it, so that slow tasks are trained too.
-"""
+no group is born stale. Age: a straggler keeps one place while the others go round, so age is
+checked again when a group is taken. An order that was once dropped for its age is protected on the
+next try: the trainer waits for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Buffer:
         self._ready = {order.index: (order, group) for order, group in ready}
 
     def take(self, *, version: int) -> tuple[tuple[Group, ...] | None, tuple[Order, ...]]:
-        """The oldest complete groups that are young enough to be trained at `version` (None: wait), and the orders that were too old."""
+        """The oldest complete groups to train at `version` (None: wait), and the orders that are
+        too old."""
         stale = tuple(order for order, group in self.ready if group.staleness(version) > self._max_staleness)
         for order in stale:
             del self._ready[order.index]
@@ -77,6 +78,6 @@ class Buffer:
         self._num_training -= num_groups
 
     def _would_outrun(self, version: int) -> bool:
-        """True if one more optimiser step would make a protected group too old while it is still playing."""
+        """True if one more optimiser step would make a protected group too old while it plays."""
         protected = (order for order in self._playing.values() if order.tries)
         return any(version + 1 - order.born > self._max_staleness for order in protected)

@@ -1,8 +1,7 @@
-"""Where a run's time goes, second by second. Promise: what it costs does not show: one line per second, whatever happens in it.
+"""Where a run's time goes, second by second: one line per second in the timeline.
 
-Everybody counts for himself: the loop what the trainer does, the arena what sessions do, the engine what it computed. Once a second the
-timekeeper reads the counts and writes what was added since.
-"""
+The loop counts what the trainer does, the player what sessions do, the engine what it computed.
+Once a second the timekeeper reads these counts and writes what was added."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ Read = Callable[[], Counts]
 
 
 class Ledger:
-    """Seconds by activity of somebody who does one thing at a time."""
+    """Seconds by activity of one worker that does one thing at a time."""
 
     def __init__(self, doing: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._doing, self._clock, self._since = doing, clock, clock()
@@ -34,7 +33,7 @@ class Ledger:
             self._turn_to(before)
 
     def spent(self) -> dict[str, float]:
-        """Seconds so far, those of what is going on included."""
+        """Seconds so far, the current activity included."""
         self._turn_to(self._doing)
         return dict(self._spent)
 
@@ -45,22 +44,22 @@ class Ledger:
 
 
 class Timekeeper:
-    """Writes the timeline. `totals` only ever grow, and their growth is written; `levels` are written as they stand."""
+    """Writes the timeline: the growth of `totals`, and `gauges` as they are."""
 
     def __init__(
         self,
         write: Callable[[Mapping[str, Any]], None],
         *,
         totals: Mapping[str, Read],
-        levels: Mapping[str, Read],
+        gauges: Mapping[str, Read],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._write, self._totals, self._levels, self._clock = write, totals, levels, clock
+        self._write, self._totals, self._gauges, self._clock = write, totals, gauges, clock
         self._since = clock()
         self._before = {name: read() for name, read in totals.items()}
 
     async def run(self) -> None:
-        """Until it is cancelled; what the last second held is then written too."""
+        """Until it is cancelled; the last, shorter interval is written too."""
         try:
             while True:
                 await asyncio.sleep(EVERY_S)
@@ -78,11 +77,11 @@ class Timekeeper:
             after = read()
             line[name] = _rounded({key: value - self._before[name].get(key, 0) for key, value in after.items()})
             self._before[name] = after
-        line |= {name: _rounded(read()) for name, read in self._levels.items()}
+        line |= {name: _rounded(read()) for name, read in self._gauges.items()}
         self._since = now
         self._write(line)
 
 
 def _rounded(counts: Counts) -> dict[str, float]:
-    """What is zero is left out: most activities do not happen in most seconds."""
+    """Without zeros: most activities do not happen in most seconds."""
     return {key: rounded for key, value in counts.items() if (rounded := round(value, 4))}

@@ -1,6 +1,6 @@
-"""Which task next: environments by their `mix`, tasks shuffled by epoch or replayed by their `levels`.
+"""Which task next: environments by `mix`, tasks shuffled by epoch or replayed by `levels`.
 
-Promise: a pure function of its cursor and of the results of the groups it drew, so it resumes exactly.
+Promise: a pure function of its cursor and of the results of the groups it drew: it resumes exactly.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from ludus.config import CurriculumConfig, RolloutConfig
@@ -59,13 +60,13 @@ class Feed:
         return self._order(index, task)
 
     def settle(self, order: Order, group: Group, *, replaced: bool = False) -> None:
-        """The group was played to its end. `replaced`: the filter wants another of its environment in its place."""
+        """A group was played. `replaced`: the filter wants another of its environment instead."""
         self._mix.settle(group, replaced=replaced)
         if levels := self._levels.get(order.task.environment):
             levels.learn(group, index=order.index)
 
     def train(self, groups: Sequence[Group], batch: Batch) -> None:
-        """These groups went into an optimiser step with this batch, or into a batch that came to none."""
+        """These groups went into this batch, which may have led to no optimiser step."""
         self._mix.train(groups)
         for name, levels in self._levels.items():
             levels.train([group for group in groups if group.task.environment == name], batch)
@@ -113,10 +114,9 @@ class Feed:
         )
 
     def _named(self, task_id: str) -> Task:
-        for listed in self._tasks.values():
-            for task in listed:
-                if task.id == task_id:
-                    return task
+        for task in chain.from_iterable(self._tasks.values()):
+            if task.id == task_id:
+                return task
         raise ConfigError(
             f"the checkpoint names task {task_id!r}, which no environment of this run has; were its options changed?"
         )

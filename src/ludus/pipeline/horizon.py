@@ -1,11 +1,12 @@
-"""How many turns a session may take, as training goes on. Promise: a pure function of the run's state, so a resumed run has the same.
+"""The limit of turns per session, as training goes on. Promise: a pure function of the run's state.
 
-    by steps     turns[min(step // every, last)]                ScalingInter (2509.08755): short sessions first, longer ones phase by phase
-    by success   the next limit once `success` of the last `window` trajectories under the present one succeeded
+    by steps     turns[min(step // every, last)]
+                 ScalingInter (2509.08755): short sessions first, longer ones phase by phase
+    by success   the next limit once `success` of the last `window` trajectories under this one succeeded
 
-The limit is decided when a task is drawn and travels with the draw, so that a group played again after a resume keeps it. Reaching it
-is stop max_turns, distinct from done. Evaluation plays with the environment's own limit. Left out: bootstrapping a cut session's reward.
-"""
+The limit is decided when a task is drawn and travels with the order, so that a group that is played
+again after a resume keeps it. Reaching it is stop max_turns, distinct from done. Evaluation plays
+with the environment's own limit. Left out: bootstrapping a cut session's reward."""
 
 from __future__ import annotations
 
@@ -19,19 +20,20 @@ from ludus.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Where one environment is: the place in its list of limits, and whether the trajectories under that limit succeeded, oldest first."""
+    """One environment's place in its list of limits, and the outcomes under that limit, oldest
+    first."""
 
     index: int = 0
     successes: tuple[bool, ...] = ()
 
 
 def scheduled(turns: Sequence[int], *, every: int, step: int) -> int:
-    """The limit after `step` optimiser steps. Example: [5, 8, 10] every 100: 5 until step 99, 8 until 199, then 10."""
+    """The limit after `step` optimiser steps: [5, 8, 10] every 100 gives 8 from 100 to 199."""
     return turns[min(step // every, len(turns) - 1)]
 
 
 def advance(phase: Phase, successes: Iterable[bool], *, config: HorizonConfig) -> Phase:
-    """One by one: at most one limit further per trajectory, and the window starts anew with it."""
+    """At most one limit further per trajectory; each limit starts with an empty window."""
     for success in successes:
         window = (*phase.successes, success)[-config.window :]
         ready = len(window) == config.window and sum(window) >= (config.success or 1.0) * config.window
@@ -55,7 +57,7 @@ class Horizons:
         return config.turns[self._phases[environment].index]
 
     def learn(self, groups: Iterable[Group]) -> None:
-        """From groups that were trained. Those played under an earlier limit say nothing about the present one."""
+        """Counts trained groups; trajectories under an earlier limit do not count."""
         for group in groups:
             name = group.task.environment
             if name in self._phases:
@@ -67,6 +69,6 @@ class Horizons:
         return {name: {"index": p.index, "successes": list(p.successes)} for name, p in self._phases.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Environments whose horizon is new in this run start at its beginning."""
+        """Environments whose horizon is new in this run start with the first limit."""
         for name in self._phases.keys() & state.keys():
             self._phases[name] = Phase(state[name]["index"], tuple(state[name]["successes"]))

@@ -1,16 +1,18 @@
-"""Which task of an environment next, by what its last group showed: prioritised level replay (2010.03934).
+"""Which task of an environment next: prioritised level replay (2010.03934).
 
-Promise: everything is revisited, and a choice is a pure function of the seed, the draws so far and the scores.
+Promise: every task is revisited, and a choice is a pure function of the seed, the draws and the
+scores.
 
-    P(task) = (1 - c) rank(score)^(-1 / temperature) / sum  +  c (draws since last played) / sum         c = staleness_share
-    score   learnability  p (1 - p), p the group's success rate (2408.15099): 0 for what is always or never solved
-            advantage     mean |R - mean_G|
-            positive_value_loss   mean max(A, 0), A the critic's own advantages before any normalisation (2110.02439)
+    P(task) = (1 - c) rank(score)^(-1 / temperature) / sum  +  c (draws since last played) / sum
+              c = staleness_share
+    score     learnability          p (1 - p), p the group's success rate (2408.15099)
+              advantage             mean |R - mean_G|
+              positive_value_loss   mean max(A, 0), A the critic's advantages, not normalised (2110.02439)
 
-The first two are known when a group was played, the last when it is trained: until then a task keeps the score it had, or 0. With chance
-`fresh`, and while nothing is scored, a task that was never drawn comes first, in shuffled order. The paper's temperature of 0.1 puts
-99.9 % on the best task; 1 is our default. Left out: robust PLR's gradient-free first visit.
-"""
+The first two are known when a group was played, the last when it is trained: until then a task
+keeps its score, or 0. With chance `fresh`, and while no task is scored, a task that was never drawn
+comes first, in shuffled order. The paper's temperature of 0.1 puts 99.9 % on the best task; our
+default is 1. Left out: robust PLR's gradient-free first visit."""
 
 from __future__ import annotations
 
@@ -48,11 +50,11 @@ def score_of(group: Group, *, kind: Score) -> float:
 
 
 def positive_value_losses(groups: Iterable[Group], batch: Batch) -> dict[str, float]:
-    """By group id, of those that are in the batch: mean of max(return - value, 0) over the tokens at which the critic was asked."""
+    """By id of the groups in the batch: mean max(return - value, 0) over tokens with a value."""
     owners = {id(s.ids): group.id for group in groups for t in group.trajectories for s in t.sequences}
     surprises: dict[str, list[np.ndarray]] = {}
     for sequence in batch.sequences:
-        if sequence.critic is not None and id(sequence.ids) in owners:  # an algorithm never replaces a sequence's ids
+        if sequence.critic is not None and id(sequence.ids) in owners:  # ids are never replaced
             asked = sequence.critic.weights > 0
             better = np.maximum(sequence.critic.returns - sequence.critic.values, 0.0)[asked]
             surprises.setdefault(owners[id(sequence.ids)], []).append(better)
@@ -75,7 +77,7 @@ def replay_chances(
 
 
 class Levels:
-    """The tasks of one environment and what is known about them."""
+    """The tasks of one environment with their scores."""
 
     def __init__(self, tasks: Sequence[Task], *, config: CurriculumConfig, seed: int) -> None:
         self._tasks = {task.id: task for task in tasks}
@@ -103,18 +105,18 @@ class Levels:
         return self._tasks[rng.choices(list(chances), weights=list(chances.values()))[0]]
 
     def note(self, task: Task, *, index: int) -> None:
-        """It was played, whatever came of it: its age is counted from here, and it will come again."""
+        """The task was played, whatever the outcome: its age counts from here."""
         known = self._levels.get(task.id, Level(0.0, index))
         self._levels[task.id] = replace(known, played=index)
 
     def learn(self, group: Group, *, index: int) -> None:
-        """From a group that was played."""
+        """Scores a group that was played."""
         self.note(group.task, index=index)
         if group.trajectories and self._config.score != POSITIVE_VALUE_LOSS:
             self._judge(group.task, score_of(group, kind=self._config.score))
 
     def train(self, groups: Sequence[Group], batch: Batch) -> None:
-        """From groups that were trained, and what the critic had expected of them."""
+        """Scores groups that were trained, where the score needs the critic's values."""
         if self._config.score == POSITIVE_VALUE_LOSS:
             losses = positive_value_losses(groups, batch)
             for group in groups:

@@ -4,11 +4,11 @@ Promise: generation and training never wait for each other, except where the sta
 
       generate                                   train
       ────────                                   ─────
-      wait for a free slot      ◀──────────┐     wait for groups_per_step complete groups, young enough
+      wait for a free place     ◀──────────┐     wait for groups_per_step complete groups, young enough
       draw a task from the feed            │     make a batch, take an optimiser step      (in its own thread)
       play a group (n sessions)            │     publish version v
       put it into the buffer ─────▶ take ──┼──▶  evaluate and checkpoint when due
-                                           └──── meanwhile the engine loads v, which frees slots, and is probed
+                                           └──── meanwhile the engine loads v, which frees places, and is probed
 
 Both run on one event loop; sessions are coroutines. max_staleness = 0 makes the two wait for each other in turn: that is synchronous
 training, and it is this same loop.
@@ -57,7 +57,7 @@ from ludus.types import Batch, Group, Order, Trajectory
 STALL_S = 60.0
 """Without a finished group for so long, an event says what every session is waiting for."""
 MAX_FAILED_GROUPS = 25
-"""So many groups in a row without enough scored attempts are survived, however few slots there are: a flaky world is not a broken one."""
+"""Groups in a row without enough scored attempts that a run survives, whatever the capacity."""
 MAX_EMPTY_BATCHES = 25
 """So many batches in a row without any gradient, or as many groups replaced, end the run: nothing is left to learn from these tasks."""
 
@@ -158,7 +158,7 @@ class Loop:
                 "sessions": lambda: self.player.stats().spent,
                 "engine": lambda: engine(gauge=False),
             },
-            levels={
+            gauges={
                 "requests": lambda: engine(gauge=True),
                 "groups": lambda: {"playing": len(self.buffer.playing), "ready": len(self.buffer.ready)},
             },
@@ -194,7 +194,7 @@ class Loop:
         self._pulse()
 
     def _settle(self, order: Order, group: Group) -> None:
-        """Into the buffer, or out of it when too few attempts were scored, or when the filter wants another group in its place."""
+        """Puts the group into the buffer, or drops it: too few scored attempts, or not wanted."""
         for trajectory in group.failed:
             self._counts[f"trajectories/failed/{trajectory.stop}"] += 1
         if len(group.trajectories) < self.config.rollout.min_group_size:
@@ -273,7 +273,7 @@ class Loop:
         return await asyncio.to_thread(self.algorithm.batch, groups, values=values)
 
     def _free(self, groups: tuple[Group, ...]) -> None:
-        """The slots of what was taken: whatever its gradient was, the engine has it now."""
+        """Frees the groups' places: whatever their gradient was, the engine has it now."""
         self.buffer.loaded(len(groups))
         self._pulse()
 

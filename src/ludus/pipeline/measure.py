@@ -1,4 +1,4 @@
-"""What a step looked like, for people: metrics of the groups that were trained. Pure."""
+"""Metrics of the groups of one optimiser step. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def step_metrics(groups: Seq[Group], batch: Batch, *, version: int) -> dict[str,
         "staleness/max": float(max(staleness)),
         "tokens/batch": float(batch.num_tokens),
         "tokens/generated": float(sum(t.num_sampled for t in trajectories)),
-        "tokens/foreign": _foreign_share(trajectories),
+        "tokens/foreign": _off_policy_share(trajectories),
         "trajectories/trained": float(len(trajectories)),
         "trajectories/forks": float(sum(t.num_forks for t in trajectories)),
         "time/generate_s": sum(turn.generate_s for t in trajectories for turn in t.turns),
@@ -30,14 +30,15 @@ def step_metrics(groups: Seq[Group], batch: Batch, *, version: int) -> dict[str,
     }
 
 
-def _foreign_share(trajectories: Iterable[Trajectory]) -> float:
+def _off_policy_share(trajectories: Iterable[Trajectory]) -> float:
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    foreign = sum(turn.num_tokens for turn in turns if turn.policy != CURRENT)
-    return foreign / max(1, sum(turn.num_tokens for turn in turns))
+    others = sum(turn.num_tokens for turn in turns if turn.policy != CURRENT)
+    return others / max(1, sum(turn.num_tokens for turn in turns))
 
 
 def kept_shares(groups: Seq[Group], counts: Mapping[str, int]) -> dict[str, float]:
-    """Of the groups played to fill this batch, those that were not replaced, in all and per environment."""
+    """The share of groups played for this batch that were not replaced, in all and by
+    environment."""
     kept = Counter(group.task.environment for group in groups)
     prefix = "groups/replaced/"
     replaced = Counter({name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)})
@@ -72,14 +73,14 @@ def _reward_stds(groups: Iterable[Group]) -> dict[str, float]:
 
 
 def _surprise(trajectories: Iterable[Trajectory]) -> float:
-    """-mean logprob of what the current policy sampled: an estimate of its entropy that needs no distribution."""
+    """-mean logprob of the current policy's tokens: an estimate of its entropy."""
     sampled = [s.logprobs[_own(t, s)] for t in trajectories for s in t.sequences]
     flat = np.concatenate([*sampled, np.zeros(0, np.float32)])
     return float(-flat.mean()) if len(flat) else 0.0
 
 
 def _repeats(trajectories: Iterable[Trajectory]) -> float:
-    """Of all runs of four tokens that the current policy sampled in a turn, the share that had come in it before."""
+    """The share of 4-grams of the current policy that occurred before in the same turn."""
     total = distinct = 0
     for own, sequence in ((_own(t, sequence), sequence) for t in trajectories for sequence in t.sequences):
         for turn in np.unique(sequence.turns[own]):
@@ -90,7 +91,7 @@ def _repeats(trajectories: Iterable[Trajectory]) -> float:
 
 
 def _own(trajectory: Trajectory, sequence: Sequence) -> np.ndarray:
-    """(T,) what the current policy sampled: other speakers' words say nothing about it, and an outside model's have no logprobs."""
-    foreign = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
-    own: np.ndarray = sequence.sampled & ~np.isin(sequence.turns, foreign) if foreign else sequence.sampled
+    """(T,) mask of the current policy's tokens; those of an endpoint in text have no logprobs."""
+    others = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
+    own: np.ndarray = sequence.sampled & ~np.isin(sequence.turns, others) if others else sequence.sampled
     return own

@@ -1,12 +1,14 @@
-"""Which environment next. Promise: shares follow the rule to within one draw, and a pick is a pure function of the state.
+"""Which environment next. Promise: shares follow the rule to within one draw, and a pick is a pure
+function of the state.
 
     weights    groups drawn, by the run file's weights
-    tokens     sampled tokens of the groups that were trained, by the weights: environments with long answers are drawn less often
-    success    weight x (p (1 - p) + FLOOR), p the recent success rate: what is solved, or hopeless, is drawn less often
+    tokens     sampled tokens of trained groups, by the weights: long answers are drawn less often
+    success    weight x (p (1 - p) + FLOOR), p the recent success rate: solved or hopeless
+               environments are drawn less often
 
-A group that the filter had replaced does not count, so that its environment is drawn once more: dropping alone would change the mix.
-After MAX_REPLACED in a row it does count, or one environment without any gradient left would hold up all others.
-"""
+A group that the filter replaces does not count, so that its environment is drawn once more:
+dropping alone would change the mix. After MAX_REPLACED in a row it does count, or one environment
+without gradient would hold up all others."""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ class Mix:
         self._success = dict.fromkeys(weights, 0.5)
 
     def pick(self) -> str:
-        """The environment that is furthest behind its share; the draw is noted."""
+        """Draws the environment that is furthest behind its share."""
         name = min(self._weights, key=lambda name: (self._due(name), name))
         self._drawn[name] += 1
         self._passed[name] += 1 / self._weight(name)
@@ -56,7 +58,7 @@ class Mix:
             self._tokens[group.task.environment] += sum(trajectory.num_sampled for trajectory in group.trajectories)
 
     def drop(self, environment: str) -> None:
-        """The draw came to nothing: it counts as drawn all the same, so that a broken environment does not take over."""
+        """A draw without a result counts too, so that a broken environment does not take over."""
         self._done[environment] += 1
 
     def state(self) -> dict[str, Any]:
@@ -79,7 +81,7 @@ class Mix:
         return (self._tokens[name] + (underway + 0.5) * mean) / self._weights[name]
 
     def _mean_tokens(self, name: str) -> float:
-        """Tokens of one group; of any environment while this one has none."""
+        """Tokens per group; of all environments while this one has none."""
         if self._tokens[name]:
             return self._tokens[name] / self._done[name]
         return (sum(self._tokens.values()) or 1.0) / (sum(self._done.values()) or 1.0)

@@ -1,17 +1,17 @@
-"""The signs of a collapse, per environment, told by name while there is still a run to save. Promise: `signs` is pure.
+"""Signs of a collapse by environment, reported while the run can be saved. Promise: `signs` is
+pure.
 
     success       fewer attempts succeed than at the best
-    reward_std    attempts at one task earn the same: nothing left to compare. Falls first (the echo trap of RAGEN, 2504.20073)
-    entropy       the policy says one thing only
-    grad_norm     the gradient grows: few runs come back from it. Of the whole run, not of one environment
-    repeats       a turn repeats its own words
+    reward_std    attempts at one task earn the same: falls first (the echo trap of RAGEN, 2504.20073)
+    entropy       the policy hardly varies its output
+    grad_norm     the gradient of the whole run grows: few runs recover
+    repeats       a turn repeats its own text
     turn_tokens   turns grow long
     invalid       actions cannot be carried out
 
-Each compares the median of the last `window` batches with that of the first few, which the policy played as it came. Batches without any
-gradient count too: a policy that is lost gives nothing else. Where success has grown, or is all there is to reach, deviation and entropy
-fall by learning, and that is no sign.
-"""
+Each compares the median of the last `window` batches with that of the first few. Batches without
+gradient count too: a collapsed policy gives nothing else. Where success has grown or is near 1,
+reward_std and entropy fall because the policy learns, which is no sign."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus.config import MonitorConfig
-from ludus.reports.curves import number
+from ludus.store.lines import number
 
 FIRST = 3
-"""Batches that say what the run began with. Few: a learning rate 30 times too large has ruined the policy by the fourth."""
+"""Batches to compare with. Few: a far too large learning rate ruins the policy by the fourth."""
 SOLVED = 0.9
 GROWN = 0.1
-"""Success above the one, or grown by the other, explains rewards that no longer differ, and words that no longer vary."""
+"""Success above SOLVED, or grown by GROWN, explains rewards and text that no longer vary."""
 WHOLE_RUN = "the run"
 
 
@@ -37,25 +37,25 @@ class Watched:
     metric: str
     falls: bool
     least: float
-    """Of what rises: below this, it is no sign however much it rose."""
+    """For a metric that rises: values up to this are no sign."""
     means: str
     slack: float = 1.0
-    """Of what rises: so many times `monitor.rise`."""
+    """For a metric that rises: factor on `monitor.rise`."""
 
 
 WATCHED = {
-    "success": Watched("train/success/", falls=True, least=0.0, means="fewer attempts succeed than did"),
+    "success": Watched("train/success/", falls=True, least=0.0, means="fewer attempts succeed than before"),
     "reward_std": Watched(
-        "groups/reward_std/", falls=True, least=0.0, means="attempts at one task earn ever more alike"
+        "groups/reward_std/", falls=True, least=0.0, means="rewards of attempts at one task no longer differ"
     ),
-    "entropy": Watched("train/entropy/", falls=True, least=0.0, means="the policy hardly varies what it says"),
-    "repeats": Watched("train/repeats/", falls=False, least=0.3, means="turns repeat their own words"),
+    "entropy": Watched("train/entropy/", falls=True, least=0.0, means="the policy hardly varies its output"),
+    "repeats": Watched("train/repeats/", falls=False, least=0.3, means="turns repeat their own text"),
     "turn_tokens": Watched("train/turn_tokens/", falls=False, least=0.0, means="turns grow long"),
     "invalid": Watched("trajectories/invalid_rate/", falls=False, least=0.5, means="actions cannot be carried out"),
-    # the fewer groups still differ, the larger the gradient of those that do: healthy runs reach four times what it was
+    # the fewer groups still differ, the larger their gradient: healthy runs reach four times the first
     "grad_norm": Watched("optimizer/grad_norm", falls=False, least=0.0, means="the gradient grows", slack=4.0),
 }
-"""Named as it is told; `metric` is one of docs/metrics.md, with the environment's name after its slash."""
+"""By the name in reports; `metric` is listed in docs/metrics.md and ends with the environment."""
 SUCCESS = "train/success/"
 
 
@@ -76,8 +76,8 @@ class Sign:
 def signs(
     history: Mapping[str, Seq[float]], *, config: MonitorConfig, best: Mapping[str, float] | None = None
 ) -> list[Sign]:
-    """`history`: by metric, its values in the order of batches; `best`: of success, the greatest median so far, where it is no longer in
-    the history. Silent until there are the first batches and a whole window to compare."""
+    """The signs in `history`, each metric's values by batch; `best` has the greatest median of
+    success so far. None until there are the first batches and a whole window to compare."""
     found = []
     for metric in sorted(name for name, values in history.items() if len(values) >= FIRST + config.window):
         for name, watched in WATCHED.items():
@@ -110,7 +110,7 @@ def _grown(history: Mapping[str, Seq[float]], environment: str, window: int) -> 
 
 
 class Monitor:
-    """Remembers the first and the last batches of what it watches, and tells a sign when it appears, not while it lasts."""
+    """Keeps the first and last values of what it watches; reports a sign once, when it appears."""
 
     def __init__(self, config: MonitorConfig) -> None:
         self.config = config
@@ -139,7 +139,8 @@ class Monitor:
 
     @property
     def lost(self) -> bool:
-        """As many signs at once in one environment as `monitor.stop` names; what shows in the whole run counts in each."""
+        """True with `monitor.stop` signs at once in one environment; those of the whole run count
+        in each."""
         if not self.config.stop:
             return False
         everywhere = sum(environment == WHOLE_RUN for _, environment in self._shown)

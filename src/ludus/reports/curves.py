@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ludus.store.lines import number
+
 Line = Mapping[str, Any]
 TRAINER_TIME = {
     "time/train_s": "training",
@@ -63,11 +65,3 @@ def step_s(line: Line) -> float:
 def tokens_per_s(line: Line) -> float:
     measured = number(line.get("tokens/generated_per_s"))
     return measured if math.isfinite(measured) else number(line.get("tokens/generated")) / max(step_s(line), 1e-9)
-
-
-def number(value: Any) -> float:
-    """A metric's value as a float. NaN and infinities were written as text; what is missing is NaN."""
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return math.nan

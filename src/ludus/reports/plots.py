@@ -16,10 +16,10 @@ from ludus.reports.curves import (
     counts,
     curve,
     curves,
-    number,
     tokens_per_s,
 )
 from ludus.reports.timeline import SESSIONS, TRAINER, Span
+from ludus.store.lines import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ludus.reports import plots
-from ludus.reports.curves import Line, counts, curve, curves, number, step_s, tokens_per_s
+from ludus.reports.curves import Line, counts, curve, curves, step_s, tokens_per_s
 from ludus.reports.profile import draw_timeline, figures, profile
-from ludus.store.lines import naming_failure
+from ludus.store.lines import naming_failure, number
 from ludus.store.run_folder import RunFolder
 
 Rows = Sequence[Sequence[str]]

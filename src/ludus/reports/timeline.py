@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ludus.reports.curves import Line, number
+from ludus.reports.curves import Line
+from ludus.store.lines import number
 
 TRAINER = {
     "training": ("train",),

@@ -1,10 +1,11 @@
 """Messages to tokens and back, append-only. Promise 1: what was sampled is what is trained.
 
-A transcript holds one session's tokens. The model's words enter it as the ids that were sampled and are never tokenised again. Each new
-observation is rendered with the whole history, by the model's own template; where the new text extends the old text and the model's words
-exactly, only the difference is appended, else the history was rewritten (thinking stripped, tools changed) and a new sequence starts. What
-the template's syntax proves to be the same in both texts is left out of both (locality.py): that is most of the work of a turn.
-"""
+A transcript holds one session's tokens. Sampled ids enter it as they are and are never tokenised
+again. Each observation is rendered with the whole history by the model's own template. Where the
+new text extends the old text exactly, only the difference is appended; else the template rewrote
+the history (thinking stripped, tools changed) and a new sequence starts. Text that the template's
+syntax proves to be equal in both is not rendered (locality.py): that is most of the work of a
+turn."""
 
 from __future__ import annotations
 
@@ -23,14 +24,14 @@ from ludus.types import Action, Completion, Message, Sequence, Tool, frozen_arra
 
 _KNOWN_ENDS = ("<|eom_id|>", "<|end_of_text|>", "<|endoftext|>")
 """Ends of generation that a tokenizer does not always declare."""
-_BEGINNINGS = 256
-"""First prompts that are kept: the attempts of a group have the same one."""
+_FIRST_PROMPTS = 256
+"""First prompts to keep: the attempts of a group have the same one."""
 _WINDOW = 12
-"""Messages that are rendered at most to prove an extension, where the template is local."""
+"""Messages to render at most to prove an extension, where the template is local."""
 
 
 class Chat:
-    """A model's way of talking: its template, its control tokens, its tool-call format. One per model, shared by all sessions."""
+    """A model's template, control tokens and tool-call format; shared by all sessions."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, *, tool_format: str = "auto", chat_template: str = ""
@@ -42,29 +43,28 @@ class Chat:
         self._closing_glue, self.end_id, self.closes_turns = self._find_end(tokenizer.eos_token_id)
         ends = [self.end_id, tokenizer.eos_token_id, *map(self.text.control_id, _KNOWN_ENDS)]
         self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in ends if id is not None))
-        self._beginnings: dict[str, Transcript] = {}
+        self._first_prompts: dict[str, Transcript] = {}
 
     def transcript(self) -> Transcript:
         return Transcript(self)
 
-    def beginning(self, messages: Seq[Message], tools: Seq[Tool]) -> Transcript:
-        """A transcript that holds the first prompt and nothing else; to be copied, never to be continued."""
+    def first_prompt(self, messages: Seq[Message], tools: Seq[Tool]) -> Transcript:
+        """A transcript of the first prompt alone; to be copied, never continued."""
         key = repr((messages, tools))
-        if key not in self._beginnings:
-            if len(self._beginnings) >= _BEGINNINGS:
-                del self._beginnings[next(iter(self._beginnings))]
-            made = self.transcript()
+        if key not in self._first_prompts:
+            if len(self._first_prompts) >= _FIRST_PROMPTS:
+                del self._first_prompts[next(iter(self._first_prompts))]
+            made = self._first_prompts[key] = self.transcript()
             made.begin(messages, tools)
-            self._beginnings[key] = made
-        return self._beginnings[key]
+        return self._first_prompts[key]
 
     def parse(self, ids: Seq[int], *, tools: bool = True) -> Action:
-        """What the model said. Without tools on offer nothing is a call: all of it is content."""
+        """The model's action. Without tools on offer nothing is a call: all of it is content."""
         text = self.text.decode(self.without_stop(ids))
         return tool_calls.parse(text, format=self.tool_format) if tools else Action(text.strip())
 
     def encode_action(self, action: Action) -> list[int]:
-        """The action as the model would say it, end of turn included; for warm starts."""
+        """The ids that a model would sample for this action, end of turn included."""
         text = self.template.glue + self.write(action) + self._closing_glue
         return [*self.text.encode(text, begins=False), self.end_id]
 
@@ -77,65 +77,66 @@ class Chat:
         return ids[:-1] if ids and ids[-1] in self.stop_ids else ids
 
     def without_glue(self, said: str, *, closed: bool) -> str:
-        """The model's words less the whitespace around them that the template sets itself."""
-        words = said.removeprefix(self.template.glue)
-        return words.removesuffix(self._closing_glue) if closed else words
+        """The model's text without the whitespace around it that the template adds."""
+        text = said.removeprefix(self.template.glue)
+        return text.removesuffix(self._closing_glue) if closed else text
 
     def check_tools(self, tools: Seq[Tool]) -> None:
         """Raises ConfigError where the template would not show the tools to the model."""
         if tools and not self.template.renders_tools:
             raise ConfigError(
-                f"the environment offers tools ({', '.join(tool.name for tool in tools)}), but this model's chat template does not render "
-                "them, so the model would never see them; give a template that does with model.chat_template"
+                f"the environment offers tools ({', '.join(tool.name for tool in tools)}), but the model's chat template does "
+                "not render tools; set model.chat_template to a template that does"
             )
 
     def _find_end(self, eos_id: int | None) -> tuple[str, int, bool]:
-        """Whitespace before the end of a turn, the id that ends it, and whether that id is the template's own."""
+        """Whitespace before the end of a turn, the id that ends it, and whether the template sets
+        that id."""
         closing = self.template.closing.lstrip()
         ids = self.text.encode(closing, begins=False)
         if ids and self.text.is_control(ids[0]):
             return self.template.closing.removesuffix(closing), ids[0], True
         if eos_id is None:
             raise ConfigError(
-                "the chat template ends a turn without a control token, and the tokenizer declares no eos_token: generation could not "
-                "stop; give another template with model.chat_template"
+                "the chat template ends a turn without a control token, and the tokenizer has no eos_token, so generation "
+                "could not stop; set model.chat_template to another template"
             )
         return "", eos_id, False
 
 
 class Transcript:
-    """One session's tokens: `start`, then `speak` and `observe` by turns, `sequences` at the end."""
+    """One session's tokens: `start`, then `add` and `observe` by turns, `sequences` at the end."""
 
     def __init__(self, chat: Chat) -> None:
         self._chat = chat
         self._shape = chat.template.shape
         self._history: list[Rendered] = []
-        self._shaped: list[Rendered] = []  # the history, or the window of it, as the template takes it
+        self._shaped: list[Rendered] = []  # the history, or a window of it, as the template takes it
         self._tools: list[dict[str, Any]] = []
-        self._prompt: str | None = ""  # the text of the last prompt, or of its window; None: see its tail
-        self._tail: str | None = None  # the same less what precedes the messages, where the template can be split there
-        self._spoken: tuple[int, ...] = ()
+        self._prompt: str | None = ""  # the last prompt, or that of the window; None: only its tail is known
+        self._tail: str | None = None  # the prompt without what precedes the messages, where it can be split
+        self._sampled: tuple[int, ...] = ()
         self._rows: list[_Row] = []
 
     def start(self, messages: Seq[Message], tools: Seq[Tool] = ()) -> list[int]:
         """The first prompt."""
         assert not self._rows, "a transcript serves one session: start() was called before"
-        first = self._chat.beginning(messages, tools)
+        first = self._chat.first_prompt(messages, tools)
         self._shape, self._prompt, self._tail, self._tools = first._shape, first._prompt, first._tail, first._tools
         self._history, self._shaped = first._history.copy(), first._shaped.copy()
         self._rows.append(_Row())
-        self._rows[-1].add_context(first._rows[-1].prompt(), turn=0)
-        return self._rows[-1].prompt()
+        self._rows[-1].add(first._rows[-1].ids, turn=0)
+        return self._rows[-1].ids.copy()
 
     def begin(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
         self._offer(tools)
-        self._hear(messages)
+        self._append(messages)
         self._begin_row(turn=0)
 
-    def speak(self, completion: Completion, *, turn: int) -> None:
-        """What the model sampled in answer to the last prompt, a stop id included."""
-        self._rows[-1].add_sampled(completion, turn=turn)
-        self._spoken = completion.ids
+    def add(self, completion: Completion, *, turn: int) -> None:
+        """Adds what was sampled after the last prompt, a stop id included."""
+        self._rows[-1].add(completion.ids, turn=turn, completion=completion)
+        self._sampled = completion.ids
 
     def observe(self, messages: Seq[Message], tools: Seq[Tool] | None = None) -> list[int]:
         """The next prompt. `tools` replaces the tools on offer, None keeps them."""
@@ -144,36 +145,39 @@ class Transcript:
         shown, offered = len(self._shaped), self._tools
         if tools is not None:
             self._offer(tools)
-        words = self._chat.without_stop(self._spoken)
-        said, closed = self._chat.text.decode_escaped(words), len(words) < len(self._spoken)
-        self._add({"role": "assistant", "content": self._chat.without_glue(said, closed=closed)})
-        self._hear(messages)
+        ids = self._chat.without_stop(self._sampled)
+        said, closed = self._chat.text.decode_escaped(ids), len(ids) < len(self._sampled)
+        message = {"role": "assistant", "content": self._chat.without_glue(said, closed=closed)}
+        self._history.append(message)
+        self._shaped.append(message)
+        self._append(messages)
         before, now = self._texts(shown, offered)
         added, turn = self._added(before + said, now, closed=closed), self._rows[-1].turn + 1
         if added is not None:
-            self._rows[-1].add_context(added, turn=turn)
+            self._rows[-1].add(added, turn=turn)
         else:
             self._reshape(self._shape)  # the new row needs the whole history, not its window
             self._begin_row(turn=turn)
-        return self._rows[-1].prompt()
+        return self._rows[-1].ids.copy()
 
     def sequences(self) -> tuple[Sequence, ...]:
-        """Rows to train on, each up to its last sampled token; a row in which nothing was sampled is none."""
+        """Rows to train on, each up to its last sampled token; rows without sampled tokens are left
+        out."""
         return tuple(row.sequence() for row in self._rows if row.num_trained)
 
     def _begin_row(self, *, turn: int) -> None:
         text = self._render()
         self._rows.append(_Row())
-        self._rows[-1].add_context(self._chat.text.encode(text, begins=True), turn=turn)
+        self._rows[-1].add(self._chat.text.encode(text, begins=True), turn=turn)
 
     def _texts(self, shown: int, offered: list[dict[str, Any]]) -> tuple[str, str]:
-        """The last prompt, of the first `shown` messages with the tools `offered`, and the new one; of both the tails where these differ
-        exactly as the prompts do."""
+        """The last prompt (`shown` messages, tools `offered`) and the new one; or the tails of
+        both, where these differ exactly as the prompts do."""
         template = self._chat.template
         if self._tail is not None and self._tools == offered:
             try:
                 before, now = self._tail, template.render_tail(self._shaped)
-            except Refused:  # another shape may be taken, in which even the first message is another
+            except Refused:  # another shape may change even the first message
                 now = None
             if now is not None:
                 self._prompt, self._tail = None, now
@@ -182,10 +186,8 @@ class Transcript:
         return last, self._render()
 
     def _added(self, before: str, now: str, *, closed: bool) -> list[int] | None:
-        """What the new prompt adds to `before`: closing of the model's turn, observation, opening of the next. None: it does not extend it.
-
-        A turn that the model closed itself is not closed twice.
-        """
+        """The ids that the new prompt adds to `before`; None where it does not extend it. A turn
+        that the model closed itself is not closed twice."""
         if not now.startswith(before):
             return None
         ids = self._chat.text.encode(now[len(before) :], begins=False)
@@ -197,27 +199,24 @@ class Transcript:
         self._chat.check_tools(tools)
         self._tools = [_escape_all(tool.openai(), self._chat.text) for tool in tools]
 
-    def _hear(self, messages: Seq[Message]) -> None:
+    def _append(self, messages: Seq[Message]) -> None:
         rendered = [_rendered(message, self._chat) for message in messages]
         self._shaped += self._shape.apply(rendered, opening=not self._history)
         self._history += rendered
 
     def _shorten(self) -> None:
-        """In a local template a message's text depends on its neighbours and the first message: two more prove the next extension."""
+        """Keeps the first message and the last two: in a local template they prove the next
+        extension."""
         window = [self._shaped[0], *self._shaped[-2:]]
         try:
             tail = self._chat.template.render_tail(window)
             prompt = self._chat.template.render(window, tools=self._tools) if tail is None else None
-        except Refused:  # the whole history was taken, its window is not: go on with the whole
+        except Refused:  # the template takes the whole history but not its window
             return
         self._shaped, self._prompt, self._tail = window, prompt, tail
 
     def _reshape(self, shape: Shape) -> None:
         self._shape, self._shaped = shape, shape.apply(self._history, opening=True)
-
-    def _add(self, message: Rendered) -> None:
-        self._history.append(message)
-        self._shaped.append(message)
 
     def _render(self) -> str:
         """The whole prompt; its tail is known from then on."""
@@ -227,13 +226,13 @@ class Transcript:
             self._tail = template.render_tail(self._shaped)
             return self._prompt
         except Refused as refusal:
-            if self._shape != PLAINEST:  # an unusual order of roles: the plainest shape may still be taken
+            if self._shape != PLAINEST:  # an unusual order of roles may still fit the plainest shape
                 self._reshape(PLAINEST)
                 return self._render()
             roles = ", ".join(message["role"] for message in self._history[-6:]) or "none at all"
             raise EnvironmentFailed(
-                f"the model's chat template refused the conversation: {refusal}. Its last messages have the roles: {roles}. "
-                "Let observations hold at least one user or tool message, or give another template with model.chat_template"
+                f"the model's chat template refused the conversation: {refusal}. Roles of the last messages: {roles}. "
+                "Give observations at least one user or tool message, or set model.chat_template to another template"
             ) from None
 
 
@@ -243,24 +242,18 @@ class _Row:
     def __init__(self) -> None:
         self.turn = 0
         self.num_trained = 0
-        self._ids: list[int] = []
+        self.ids: list[int] = []
         self._pieces: list[tuple[int, int, Completion | None]] = []
-        """Where each begins, its turn, and what was sampled in it."""
+        """(first token, turn, what was sampled)."""
 
-    def prompt(self) -> list[int]:
-        return self._ids.copy()
-
-    def add_context(self, ids: Seq[int], *, turn: int) -> None:
-        self._add(ids, turn=turn, completion=None)
-
-    def add_sampled(self, completion: Completion, *, turn: int) -> None:
-        num = len(completion.ids)
-        assert num == len(completion.logprobs) == len(completion.versions), (
-            "every token has one logprob and one version"
-        )
-        self._add(completion.ids, turn=turn, completion=completion)
-        if num:
-            self.num_trained = len(self._ids)
+    def add(self, ids: Seq[int], *, turn: int, completion: Completion | None = None) -> None:
+        self.turn = turn
+        self._pieces.append((len(self.ids), turn, completion))
+        self.ids += ids
+        if completion is not None:
+            num = len(completion.ids)
+            assert num == len(completion.logprobs) == len(completion.versions), "one logprob and version per token"
+            self.num_trained = len(self.ids) if num else self.num_trained
 
     def sequence(self) -> Sequence:
         end = self.num_trained
@@ -273,25 +266,17 @@ class _Row:
                 sampled[place], logprobs[place], versions[place] = True, completion.logprobs, completion.versions
         for array in (sampled, logprobs, versions, turns):
             array.setflags(write=False)
-        ids = frozen_array(self._ids[:end], "int32")
+        ids = frozen_array(self.ids[:end], "int32")
         return Sequence(ids=ids, sampled=sampled, logprobs=logprobs, versions=versions, turns=turns)
-
-    def _add(self, ids: Seq[int], *, turn: int, completion: Completion | None) -> None:
-        self.turn = turn
-        self._pieces.append((len(self._ids), turn, completion))
-        self._ids += ids
 
 
 def _rendered(message: Message, chat: Chat) -> Rendered:
     escape = chat.text.escape
     if message.role == "assistant":  # an example that the environment gives
         return {"role": "assistant", "content": chat.write(Action(message.content, message.tool_calls))}
-    rendered = {"role": message.role, "content": escape(message.content)}
-    if message.name:
-        rendered["name"] = escape(message.name)
-    if message.tool_call_id:
-        rendered["tool_call_id"] = escape(message.tool_call_id)
-    return rendered
+    fields = {"content": message.content, "name": message.name, "tool_call_id": message.tool_call_id}
+    written = {field: escape(text) for field, text in fields.items() if text or field == "content"}
+    return {"role": message.role, **written}
 
 
 def _escape_all(value: Any, text: Text) -> Any:

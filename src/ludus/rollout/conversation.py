@@ -1,7 +1,7 @@
 """One session's conversation, as chat history and, where there is a chat, as tokens.
 
-Promise: a conversation in tokens keeps what was sampled, for training; one in text has no sequences,
-so it can never be trained on.
+Promise: a conversation in tokens keeps what was sampled, for training; one in text has no
+sequences, so it can never be trained on.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from ludus.types import Action, Completion, Message, Observation, Sequence, Tool
 class Conversation:
     """`start`, then `add` and `observe` by turns.
 
-    The chat history is as servers want it: every call has an id, and every call of the last turn a result.
+    The chat history is as servers want it: every call has an id, and every call of the last turn a
+    result.
     """
 
     def __init__(self, chat: Chat | None) -> None:
@@ -63,7 +64,7 @@ class Conversation:
         else:
             assert self._chat is not None, "only a chat can read tokens"
             assert self._transcript is not None
-            self._transcript.speak(said, turn=turn)
+            self._transcript.add(said, turn=turn)
             action = self._chat.parse(said.ids, tools=bool(self._tools))
             self._remember(action)
             version, num_prompt, num = next(iter(said.versions), 0), len(self._ids), len(said.ids)
@@ -90,7 +91,8 @@ def _named(message: Message, names: Iterator[str]) -> Message:
 
 
 def answering(messages: Seq[Message], unanswered: Seq[str]) -> list[Message]:
-    """`messages` with one result for each open call first; a result that answers no call becomes a user message."""
+    """`messages` with one result for each open call first; a result that answers no call becomes a
+    user message."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     loose = [message for message in messages if message.role != "tool" or message.tool_call_id not in unanswered]
     answers = [results.get(id) or Message("tool", "not carried out", tool_call_id=id) for id in unanswered]

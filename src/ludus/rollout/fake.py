@@ -1,4 +1,5 @@
-"""A player without environment and engine, for tests of everything that plays: rewards are scripted."""
+"""A player without environment and engine, for tests of everything that plays: rewards are
+scripted."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from ludus.types import Action, Group, Observation, Order, Sequence, Stop, Traje
 
 
 class FakePlayer:
-    """Plays one turn of one token per attempt, sampled under the order's `born`; `reward(order, attempt)`
-    None fails the attempt. `break_with` makes the player unable to play from then on."""
+    """Plays one turn of one token per attempt, sampled under the order's `born`; `reward(order,
+    attempt)` None fails the attempt. `break_with` makes the player unable to play from then on."""
 
     def __init__(self, reward: Callable[[Order, int], float | None], *, latency_s: float = 0.0) -> None:
         self._reward, self._latency_s = reward, latency_s

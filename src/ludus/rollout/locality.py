@@ -1,10 +1,10 @@
-"""Whether a chat template is local: one message's text depends on its neighbours and the first message, not on the whole history.
+"""Whether a chat template is local: a message's text depends on its neighbours and the first
+message.
 
-A local template lets a transcript prove that a prompt extends the last one by rendering a short window of the conversation, so a turn
-costs the same however long the session is. What stands before the messages, such as tools, need not be written again to prove it: the
-rest is the template's `tail`. Where that `is_verbatim`, it is a form that only has to be filled in.
-Promise: they say yes only where the template's own syntax proves it.
-"""
+In a local template a short window of the conversation proves that a prompt extends the last one, so
+a turn costs the same however long the session is. Text before the messages, such as tools, need not
+be rendered to prove it: the rest is the template's `tail`. Where that `is_verbatim`, it is rendered
+once as a form and then filled in. Promise: yes only where the template's own syntax proves it."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _OFFERED = {"tools", "documents"}
 _ONLY_WRITES = (nodes.Output, nodes.If, nodes.For)
 _CAPTURES = (nodes.AssignBlock, nodes.FilterBlock, nodes.CallBlock, nodes.ScopedEvalContextModifier, nodes.NSRef)
 _SAID = ("content", "name", "tool_call_id")
-"""What of a message is words; its role is not, and nothing else is in it."""
+"""The text fields of a message; beside them it has only a role."""
 _LEAVES_SOMETHING = (nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.ExprStmt, nodes.Break, nodes.Continue)
 
 
 def is_local(source: str) -> bool:
-    """True for a template with one loop over `messages`, whose body sees index 0 and the neighbours of a message at most."""
+    """True for one loop over `messages` whose body sees index 0 and a message's neighbours at
+    most."""
     try:
         body = Environment().parse(source).body
-    except TemplateError:  # also tags that this parser does not know, such as break: nothing is proven then
+    except TemplateError:  # also tags unknown to this parser, such as break
         return False
     loops = [node for node in body if _is_main_loop(node)]
     if len(loops) != 1:
@@ -38,12 +39,13 @@ def is_local(source: str) -> bool:
 
 
 def tail(template: nodes.Template) -> nodes.Template | None:
-    """A local template less what it only writes before its messages, which is the same text in every prompt with the same first message
-    and tools. None where the rest looks at the tools, or where writing could have an effect."""
+    """A local template without the text before its messages, which is equal in all prompts with one
+    first message and the same tools. None where the rest uses the tools, or where writing may have
+    an effect."""
     start = next(index for index, node in enumerate(template.body) if _is_main_loop(node))
     kept = [node for node in template.body[:start] if not _only_writes(node)]
     used = {name.name for node in template.body[start:] for name in node.find_all(nodes.Name)}
-    for node in reversed(kept.copy()):  # a variable that only the opening needed is not needed any more
+    for node in reversed(kept.copy()):  # drops variables that only the opening used
         if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name) and node.target.name not in used:
             kept.remove(node)
         else:
@@ -58,7 +60,7 @@ def tail(template: nodes.Template) -> nodes.Template | None:
 
 
 def is_verbatim(rest: nodes.Template) -> bool:
-    """Whether a tail writes what a message says as it is, or not at all, and decides nothing by it: only by roles."""
+    """Whether a tail writes messages' text unchanged or not at all, and branches on roles alone."""
     loop = next(node for node in rest.body if _is_main_loop(node))
     assert isinstance(loop, nodes.For)
     if not isinstance(loop.target, nodes.Name) or next(rest.find_all(_CAPTURES), None) is not None:
@@ -67,25 +69,25 @@ def is_verbatim(rest: nodes.Template) -> bool:
 
 
 def _is_verbatim(node: nodes.Node, *, message: str) -> bool:
-    if isinstance(node, nodes.Macro):  # what it writes is a value of the caller's
+    if isinstance(node, nodes.Macro):  # it writes its caller's values
         return not any(_is_message(each, message) for each in node.find_all(nodes.Node))
     if isinstance(node, nodes.For) and _is_main_loop(node):
         return all(_is_verbatim(each, message=message) for each in node.body)
     if isinstance(node, nodes.Output):
-        return all(_is_verbatim(each, message=message) for part in node.nodes for each in _unsaid(part, message))
+        return all(_is_verbatim(each, message=message) for part in node.nodes for each in _other_parts(part, message))
     if _is_message(node, message):
         return False
     field = _field(node, message)
-    if field is not None:  # message.items() and the like say everything
+    if field is not None:  # message.items() and the like write every field
         return field not in _SAID and not hasattr(dict, field)
     return all(_is_verbatim(each, message=message) for each in node.iter_child_nodes())
 
 
-def _unsaid(part: nodes.Node, message: str) -> list[nodes.Node]:
-    """What is written, in a row, less the sayings of messages that are written as they are."""
+def _other_parts(part: nodes.Node, message: str) -> list[nodes.Node]:
+    """The parts of an output, without text fields that are written unchanged."""
     if isinstance(part, (nodes.Add, nodes.Concat)):
         operands = [part.left, part.right] if isinstance(part, nodes.Add) else part.nodes
-        return [each for operand in operands for each in _unsaid(operand, message)]
+        return [each for operand in operands for each in _other_parts(operand, message)]
     said = part.left if isinstance(part, nodes.Or) and part.right == nodes.Const("") else part
     return [] if _field(said, message) in _SAID else [part]
 
@@ -113,7 +115,7 @@ def _is_main_loop(node: nodes.Node) -> bool:
 
 
 def _keeps_state(loop: nodes.For) -> bool:
-    """A namespace that is written in the loop carries news from one message to a far one."""
+    """A namespace that is written in the loop carries state between distant messages."""
     return next(loop.find_all(nodes.NSRef), None) is not None
 
 

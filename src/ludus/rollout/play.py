@@ -1,7 +1,8 @@
-"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes back,
-and its stop says why it ended.
+"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes
+back, and its stop says why it ended.
 
-This is the one place where a failed session becomes data: borders name the failure, `play` records it.
+This is the one place where a failed session becomes data: borders name the failure, `play` records
+it.
 """
 
 from __future__ import annotations
@@ -76,7 +77,9 @@ class _Play:
         clock = asyncio.timeout(None)
         try:
             async with clock:
-                session = await self._open()
+                self._note("opening")
+                limit_s = self.limits.turn_timeout_s
+                session = await self.context.client.open(self.order.task, seed=self.seed, timeout_s=limit_s)
                 # only now: waiting for a free slot is not this session's time
                 clock.reschedule(asyncio.get_running_loop().time() + self.limits.session_timeout_s)
                 return await self._converse(session), ""
@@ -91,10 +94,6 @@ class _Play:
         finally:
             if session is not None:
                 await _close(session)
-
-    async def _open(self) -> ClientSession:
-        self._note("opening")
-        return await self.context.client.open(self.order.task, seed=self.seed, timeout_s=self.limits.turn_timeout_s)
 
     async def _converse(self, session: ClientSession) -> Stop:
         self.start = self._cut(await self._in_turn_time(session.start(), "starting"))
@@ -176,15 +175,12 @@ class _Play:
         most = self.limits.max_observation_chars
         if all(len(message.content) <= most for message in observation.messages):
             return observation
-        messages = tuple(_shorten(message, most) for message in observation.messages)
+        messages = tuple(
+            replace(each, content=f"{each.content[:most]}\n[{extra} more characters cut]") if extra > 0 else each
+            for each in observation.messages
+            for extra in [len(each.content) - most]
+        )
         return replace(observation, messages=messages, metrics={**observation.metrics, "cut": 1.0})
-
-
-def _shorten(message: Message, most: int) -> Message:
-    extra = len(message.content) - most
-    return (
-        replace(message, content=f"{message.content[:most]}\n[{extra} more characters cut]") if extra > 0 else message
-    )
 
 
 async def _close(session: ClientSession) -> None:

@@ -1,4 +1,5 @@
-"""The Player role: an order becomes a group. Promise: a failed attempt is retried or left out, never scored as 0."""
+"""The Player role: an order becomes a group. Promise: a failed attempt is retried or left out,
+never scored as 0."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from ludus.types import Group, Order, Trajectory
 MAX_CONCURRENT = 64
 """Sessions that `play_all` plays at once."""
 OnTrajectory = Callable[[Trajectory], None]
-"""Called with each trajectory when it ends, so that a process that is killed loses nothing that was finished."""
+"""Called with each trajectory when it ends, so that a process that is killed loses nothing that was
+finished."""
 
 
 def ignore(trajectory: Trajectory) -> None:
@@ -99,7 +101,8 @@ async def play_all(
 
 
 def assembled(order: Order, played: Iterable[Trajectory]) -> Group:
-    """Scored attempts are the group's trajectories, the others its failed ones, sorted by attempt."""
+    """Scored attempts are the group's trajectories, the others its failed ones, sorted by
+    attempt."""
     by_attempt = sorted(played, key=lambda trajectory: trajectory.attempt)
     scored = tuple(trajectory for trajectory in by_attempt if trajectory.stop.scored)
     failed = tuple(trajectory for trajectory in by_attempt if not trajectory.stop.scored)

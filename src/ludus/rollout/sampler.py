@@ -1,7 +1,7 @@
 """Samplers write the model's side of a session, one turn at a time.
 
-A sampler answers with a Completion (tokens with their logprobs) or, where only text can be had, with
-an Answer: text can be evaluated and cloned, never trained on.
+A sampler answers with a Completion (tokens with their logprobs) or, where only text can be had,
+with an Answer: text can be evaluated and cloned, never trained on.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class Sampler(Protocol):
 
     async def release(self, session_id: str) -> None:
         """The session is over: forget what was cached for it."""
-        ...
+        return
 
 
-class PolicySampler:
+class PolicySampler(Sampler):
     """Policies of an engine; those named in `endpoints` are sampled there and keep their name."""
 
     def __init__(self, engine: Generator, *, endpoints: Mapping[str, Sampler] | None = None) -> None:
@@ -62,9 +62,9 @@ class PolicySampler:
         await self._engine.release(session_id)
 
 
-class SolverSampler:
-    """The environment's own solver, which plays a random valid action with chance `mistakes`. With a
-    `chat` it answers in tokens, whose logprobs mean nothing."""
+class SolverSampler(Sampler):
+    """The environment's own solver, which plays a random valid action with chance `mistakes`. With
+    a `chat` it answers in tokens, whose logprobs mean nothing."""
 
     def __init__(self, *, mistakes: float, chat: Chat | None = None) -> None:
         self._mistakes, self._chat = mistakes, chat
@@ -78,11 +78,8 @@ class SolverSampler:
         ids = tuple(self._chat.encode_action(action))
         return Completion(ids, (0.0,) * len(ids), (0,) * len(ids), "end", policy=SOLVER)
 
-    async def release(self, session_id: str) -> None:
-        return None
 
-
-class ChatSampler:
+class ChatSampler(Sampler):
     """A model behind an endpoint that answers in text.
 
     With a `chat` the text is written through the policy's own template, a call in the policy's own
@@ -110,12 +107,10 @@ class ChatSampler:
         stop = answer.stop if complete else "length"
         return Completion(tuple(ids), (math.nan,) * len(ids), (0,) * len(ids), stop, policy=answer.policy)
 
-    async def release(self, session_id: str) -> None:
-        return None
-
 
 def encodable(action: Action) -> Action:
-    """Replaces lone surrogates, which an endpoint may send, by question marks: UTF-8 cannot encode them."""
+    """Replaces lone surrogates, which an endpoint may send, by question marks: UTF-8 cannot encode
+    them."""
 
     def whole(text: str) -> str:
         return text if text.isascii() else text.encode("utf-8", "replace").decode()

@@ -1,12 +1,12 @@
-"""A model's chat template: rendering, and what the template can carry. Promise: what it cannot carry is reshaped or refused, never lost.
+"""A model's chat template. Promise: what it cannot carry is reshaped or refused, never lost.
 
-Templates differ in what they accept: no system message, no tool messages, strict alternation of user and assistant. One look at a few
-probe conversations tells, and every conversation is then put into the shape that the template takes.
-"""
+Templates differ in what they accept: no system message, no tool messages, strict alternation of
+user and assistant. A few probe conversations find the shape that a template takes, and every
+conversation is then put into that shape."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from ludus.rollout.locality import is_local, is_verbatim, tail
 
 Rendered = dict[str, Any]
 """A message as a template sees it, its strings escaped."""
+Tail = Callable[[Sequence[Rendered]], str]
 
 _WORDS = ("ludusalpha", "ludusbeta", "ludusgamma", "ludusdelta")
 _PROBE_TOOL = {
@@ -28,10 +29,10 @@ _PROBE_TOOL = {
     "function": {"name": _WORDS[0], "description": _WORDS[1], "parameters": {"type": "object", "properties": {}}},
 }
 _DATE = "26 Jul 2024"
-"""Llama's templates write today's date unless told one: prompts must not change overnight."""
+"""Llama's templates write today's date unless given one: prompts must not change overnight."""
 _BLANK = "\U0010fffe"
 _FORMS = 1024
-"""Rows of roles whose forms are kept."""
+"""Forms to keep, one per sequence of roles."""
 
 
 class Refused(Exception):
@@ -40,7 +41,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What must happen to a conversation before the template takes it."""
+    """How a conversation must be changed before the template takes it."""
 
     system: Literal["anywhere", "first", "never"] = "anywhere"
     tool_as_user: bool = False
@@ -69,8 +70,8 @@ PLAINEST = Shape(system="never", tool_as_user=True, merge=True)
 
 
 class Template:
-    """What was found out about a template once: the `shape` it takes; the whitespace (`glue`) it sets before what an assistant says and
-    the `closing` after it; whether it `renders_tools`; whether it is `local` (see locality.py)."""
+    """The `shape` it takes, the whitespace (`glue`) before an assistant's text and the `closing`
+    after it, whether it `renders_tools`, and whether it is `local` (see locality.py)."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, path: str = "") -> None:
         self._tokenizer = tokenizer
@@ -93,14 +94,14 @@ class Template:
                 tokenize=False,
                 date_string=_DATE,
             )
-        except Exception as error:  # a template is foreign code: it may fail in any way
+        except Exception as error:  # third-party code: it may fail in any way
             raise Refused(describe(error)) from error
         assert isinstance(text, str)
         return text
 
     def render_tail(self, messages: Sequence[Rendered]) -> str | None:
-        """The same prompt without the text before its messages, which two prompts with one first message and the same tools share. None
-        where the template's syntax does not prove that. Raises Refused when the template does."""
+        """The prompt without the text before its messages; None where the template cannot be split
+        there. Raises Refused when the template does."""
         if self._tail is None or not self.local:
             return None
         try:
@@ -111,7 +112,7 @@ class Template:
     def _carries(
         self, roles: Sequence[tuple[str, int]], *, tools: list[dict[str, Any]] | None = None, words: Sequence[str] = ()
     ) -> bool:
-        """Whether each message's word shows up, in order."""
+        """Whether each message's word appears in the prompt, in order."""
         messages = [{"role": role, "content": _WORDS[index]} for role, index in roles]
         try:
             text = self.render(messages, tools=tools)
@@ -179,37 +180,9 @@ def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
         ) from None
 
 
-class _Tail:
-    """A template's tail, compiled. Where it writes words as they are, it is rendered once for each row of roles, and filled in."""
-
-    def __init__(self, compiled: jinja2.Template, *, given: dict[str, Any], verbatim: bool) -> None:
-        self._compiled, self._given, self._verbatim = compiled, given, verbatim
-        self._form = lru_cache(_FORMS)(self._make_form)
-
-    def __call__(self, messages: Sequence[Rendered]) -> str:
-        if not self._verbatim:
-            return self._compiled.render(self._given, messages=messages)
-        form = self._form(tuple([(each["role"], *each) for each in messages]))
-        return "".join([part if isinstance(part, str) else messages[part[0]][part[1]] for part in form])
-
-    def _make_form(self, kinds: Sequence[tuple[str, ...]]) -> list[str | tuple[int, str]]:
-        """`kinds` are messages' roles, each with the fields that it has."""
-        messages = [
-            {field: f"{_BLANK}{index} {field}{_BLANK}" for field in fields} | {"role": role}
-            for index, (role, *fields) in enumerate(kinds)
-        ]
-        parts = self._compiled.render(self._given, messages=messages).split(_BLANK)
-        return [_blank(part) if number % 2 else part for number, part in enumerate(parts)]
-
-
-def _blank(text: str) -> tuple[int, str]:
-    index, field = text.split()
-    return int(index), field
-
-
-def _compiled_tail(source: str, *, given: dict[str, Any]) -> _Tail | None:
-    """Compiled in the sandbox in which transformers renders. `apply_chat_template` would copy every message first, because its callers put
-    rich objects there; ours are strings."""
+def _compiled_tail(source: str, *, given: dict[str, Any]) -> Tail | None:
+    """Compiled in the sandbox of transformers; `apply_chat_template` would copy every message
+    first."""
     compile = getattr(chat_template_utils, "_compile_jinja_template", None)
     if compile is None:  # not a public name: without it every prompt is rendered whole
         return None
@@ -217,6 +190,28 @@ def _compiled_tail(source: str, *, given: dict[str, Any]) -> _Tail | None:
     rest = tail(sandbox.parse(source))
     if rest is None:
         return None
-    verbatim = is_verbatim(rest) and _BLANK not in source
     compiled = jinja2.Template.from_code(sandbox, sandbox.compile(rest), sandbox.make_globals(None))
-    return _Tail(compiled, given=given, verbatim=verbatim)
+    if not is_verbatim(rest) or _BLANK in source:
+        return lambda messages: compiled.render(given, messages=messages)
+
+    @lru_cache(_FORMS)
+    def form(kinds: Sequence[tuple[str, ...]]) -> list[str | tuple[int, str]]:
+        """Text and blanks (message, field) for messages with these roles, each followed by its
+        fields."""
+        messages = [
+            {field: f"{_BLANK}{index} {field}{_BLANK}" for field in fields} | {"role": role}
+            for index, (role, *fields) in enumerate(kinds)
+        ]
+        parts = compiled.render(given, messages=messages).split(_BLANK)
+        return [_blank(part) if number % 2 else part for number, part in enumerate(parts)]
+
+    def filled(messages: Sequence[Rendered]) -> str:
+        parts = form(tuple([(each["role"], *each) for each in messages]))
+        return "".join([part if isinstance(part, str) else messages[part[0]][part[1]] for part in parts])
+
+    return filled
+
+
+def _blank(text: str) -> tuple[int, str]:
+    index, field = text.split()
+    return int(index), field

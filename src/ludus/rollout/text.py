@@ -1,12 +1,11 @@
-"""Text to tokens, and back. Promise: only a template's own text becomes control tokens; text from elsewhere never does, whatever it says.
+"""Text to tokens and back. Promise: only a template's own text becomes control tokens.
 
-A tokenizer turns the characters "<|im_end|>" into the end of the turn, no matter who wrote them. So text that comes from an
-environment is escaped before it enters a chat template: each character with which a control token could begin or end is replaced by a
-private pair. Escapes pass through trimming, splitting and JSON unharmed. After rendering, whatever still reads as a control token was
-written by the template; the rest is unescaped and encoded by a copy of the tokenizer that knows no control tokens. For ordinary text
-the ids are those that the tokenizer itself would give, because the text between two control tokens is encoded as one stretch, whoever
-wrote its parts.
-"""
+A tokenizer turns the characters "<|im_end|>" into the end of a turn, whoever wrote them. So text
+from an environment is escaped before it enters a chat template: each character with which a control
+token could begin or end is replaced by a private pair, which passes through trimming, splitting and
+JSON unharmed. After rendering, whatever still reads as a control token is the template's; the rest
+is unescaped and encoded by a copy of the tokenizer without control tokens. For ordinary text the
+ids are the tokenizer's own, because text between two control tokens is encoded as one piece."""
 
 from __future__ import annotations
 
@@ -21,18 +20,19 @@ from transformers import PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError
 
-_ESCAPE = "\U0010fffd"  # private use; where it occurs in a text by itself it is escaped like the rest
+_ESCAPE = "\U0010fffd"  # private use; escaped itself where it occurs in a text
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _ANCHOR = "a"
 _REMEMBERED = 4096
-"""Stretches of text whose ids are kept: environments repeat themselves, and so does a template's own text."""
+"""Short texts whose ids are cached: environments and templates repeat themselves."""
 _SHORT = 256
-"""Characters of such a stretch at most."""
+"""Characters of a short text."""
 _REMEMBERED_LONG = 256
 _LONG = 8192
-"""Fewer long ones: what a tool says to all attempts of a group, a system message with its tools."""
-_SPOKEN = 512
-"""Ids of something said at most that is kept decoded: it is read twice, and attempts at one task often say the same."""
+"""Characters of a cached long text, such as a system message with its tools."""
+_SAMPLED = 512
+"""Ids of a turn whose text is cached: it is read twice, and attempts at one task often repeat
+it."""
 
 
 class Text:
@@ -42,7 +42,7 @@ class Text:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ConfigError(
-                f"tokenizer {type(tokenizer).__name__} has no fast version, which is needed to keep text apart from control tokens; "
+                f"tokenizer {type(tokenizer).__name__} has no fast version, which is needed to tell text from control tokens; "
                 "use a model that ships a tokenizer.json"
             )
         added = backend.get_added_tokens_decoder()
@@ -69,13 +69,14 @@ class Text:
         return self._control.get(text)
 
     def escape(self, text: str) -> str:
-        """For text from an environment. What UTF-8 cannot write (lone surrogates) becomes the replacement character."""
+        """For text from an environment. Lone surrogates become the replacement character."""
         if not text.isascii():
             text = _SURROGATES.sub("\ufffd", text)
         return text.translate(self._escapes)
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
-        """Ids of rendered text; `begins` where it starts the conversation, which matters to some tokenizers."""
+        """Ids of rendered text; `begins`: it starts the conversation, which matters to some
+        tokenizers."""
         ids: list[int] = []
         position = 0
         for match in self._control_pattern.finditer(text):
@@ -93,14 +94,16 @@ class Text:
         return self._decoded(ids)[0]
 
     def decode_escaped(self, ids: Sequence[int]) -> str:
-        """What the model said, ready for a template: control tokens that it sampled stay, text that only looks like one is escaped.
+        """Sampled text for a template: control tokens stay, text that only looks like one is
+        escaped.
 
-        Only whole look-alikes are escaped here: the template must recognise the model's markup (it may strip a <think> block).
+        Only whole look-alikes: the template must recognise markup, such as a <think> block to
+        strip.
         """
         return self._decoded(ids)[1]
 
     def _decoded(self, ids: Sequence[int]) -> tuple[str, str]:
-        return self._heard(tuple(ids)) if len(ids) <= _SPOKEN else self._decode_both(ids)
+        return self._heard(tuple(ids)) if len(ids) <= _SAMPLED else self._decode_both(ids)
 
     def _decode_both(self, ids: Sequence[int]) -> tuple[str, str]:
         runs = list(self._runs(ids))
@@ -149,7 +152,7 @@ class Text:
 
 
 def _is_control(token: AddedToken) -> bool:
-    """Special tokens and markup. Whitespace runs and words that some tokenizers add are text like any other."""
+    """Special tokens and markup, not the whitespace runs and words that some tokenizers add."""
     return bool(token.special or re.search(r"[^\w\s]", token.content))
 
 
@@ -168,7 +171,7 @@ def _escape_tables(control: Iterable[str]) -> tuple[dict[int, str], dict[str, st
 
 
 def _plain_backends(backend: Tokenizer, *, control: dict[str, int]) -> tuple[Tokenizer, Tokenizer]:
-    """Copies without added tokens: for text that begins the conversation, and for all other text."""
+    """Copies without added tokens: for text that begins a conversation, and for all other text."""
     settings = json.loads(backend.to_str())
     settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
     plain = Tokenizer.from_str(json.dumps(settings))
@@ -184,7 +187,7 @@ def _reaches(plain: Tokenizer, *, text: str, id: int) -> bool:
 
 
 def _forget(model: dict[str, Any], texts: list[str]) -> None:
-    """Some vocabularies list control tokens as ordinary entries, which plain text could then hit."""
+    """Removes control tokens that a vocabulary also lists as ordinary entries."""
     gone = set(texts) - {model.get("unk_token")}
     if isinstance(model["vocab"], dict):
         model["vocab"] = {text: id for text, id in model["vocab"].items() if text not in gone}
@@ -196,7 +199,7 @@ def _forget(model: dict[str, Any], texts: list[str]) -> None:
 
 
 def _without_first_space(settings: dict[str, Any]) -> Tokenizer | None:
-    """SentencePiece-style tokenizers put a space before the first text only; every stretch encoded on its own would look like the first."""
+    """For SentencePiece-style tokenizers, which put a space before the first text only."""
     text = json.dumps(settings["pre_tokenizer"])
     if '"prepend_scheme": "first"' not in text:
         return None

@@ -1,20 +1,20 @@
-"""Tool calls in text: reading what a model wrote, writing what a solver plays. Promise: `parse` never raises, and `parse(write(a)) == a`.
+"""Tool calls in text. Promise: `parse` never raises, and `parse(write(a)) == a`.
 
-    hermes    <tool_call>{"name": "guess", "arguments": {"number": 5}}</tool_call>, several in a row (Qwen, Hermes, our tiny model)
+    hermes    <tool_call>{"name": "guess", "arguments": {"number": 5}}</tool_call>, several in a row
+              (Qwen, Hermes, our tiny model)
     smollm2   <tool_call>[{"name": ..., "arguments": ...}, ...]</tool_call>
     llama3    <|python_tag|>{"name": ..., "parameters": {...}}; ..., or the bare JSON
     json      a ```json fence, or the bare JSON
 
-A call that was attempted and cannot be read sets `problem`, the sentence the model gets to hear. That includes near misses: a call in
-another format's wrapping is not carried out, because what earns the reward must be what the format says, but it is told apart from silence.
-"""
+A call that was attempted and cannot be read sets `problem`, the sentence that the model gets. So
+does a call in another format's wrapping: it is not carried out, because only the format earns the
+reward."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from ludus.types import Action, ToolCall
@@ -31,8 +31,10 @@ _TAGGED = re.compile(r"<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\Z)", re.
 _FENCE = re.compile(r"```(?:json|tool_call)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _CALL_LIKE = re.compile(r'[\[{]\s*"(?:name|function|tool|tool_name|arguments|parameters)"\s*:')
 _MARKUP = re.compile(r"<(?=/?tool_call>|/think>|\|python_tag\|>)|`(?=``)")
-"""Where a JSON string would be taken for markup; an escape there says the same."""
+"""Text in a JSON string that would read as markup; it is written as an escape."""
 _PYTHON_TAG = "<|python_tag|>"
+_Found = tuple[int, int, str]
+"""Start and end of text that is meant as calls, and the body to read."""
 
 
 def _refuse(constant: str) -> None:
@@ -43,16 +45,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
 class _Unreadable(Exception):
-    """Why a call could not be read, as a sentence for the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A stretch of text that is, or wants to be, calls."""
-
-    start: int
-    end: int
-    body: str
+    """The reason, as a sentence for the model."""
 
 
 def detect(chat_template: str) -> ToolFormat:
@@ -67,7 +60,7 @@ def detect(chat_template: str) -> ToolFormat:
 
 
 def parse(text: str, *, format: ToolFormat) -> Action:
-    """What `text` says and calls. Calls are looked for after a closed <think> block, not inside it."""
+    """Content and calls of `text`. Calls count after a closed <think> block, not inside it."""
     thought = text.rfind("</think>")
     spoken_from = thought + len("</think>") if thought >= 0 else 0
     found = _find(text, spoken_from, format)
@@ -76,8 +69,8 @@ def parse(text: str, *, format: ToolFormat) -> Action:
         return Action(content, problem=_near_miss(text[spoken_from:], format))
     calls: list[ToolCall] = []
     try:
-        for part in found:
-            calls.extend(_read(part.body, format))
+        for _, _, body in found:
+            calls.extend(_read(body, format))
     except _Unreadable as unreadable:
         return Action(content, problem=f"The tool call could not be read: {unreadable} Write {EXAMPLES[format]}")
     return Action(content, tuple(calls))
@@ -91,12 +84,13 @@ def read_from_text(action: Action) -> Action:
 
 
 def write(action: Action, *, format: ToolFormat, newlines: bool = False) -> str:
-    """The text that `parse` reads back as `action`. `newlines` sets tags and JSON on their own lines, as Qwen's templates do."""
+    """The text that `parse` reads back. `newlines`: tags and JSON on lines of their own, as Qwen
+    writes."""
     return "".join(text for text, _ in write_parts(action, format=format, newlines=newlines))
 
 
 def write_parts(action: Action, *, format: ToolFormat, newlines: bool = False) -> list[tuple[str, bool]]:
-    """The same in pieces of (text, is markup): only markup may become special tokens, never what content and arguments say."""
+    """The same in pieces of (text, is markup): only markup may become special tokens."""
     parts: list[tuple[str, bool]] = [(action.content, False)]
     if not action.tool_calls:
         return parts
@@ -125,30 +119,32 @@ def _body(call: ToolCall, format: ToolFormat) -> str:
 
 def _find(text: str, start: int, format: ToolFormat) -> list[_Found]:
     if format in ("hermes", "smollm2"):
-        return [_Found(match.start(), match.end(), match[1]) for match in _TAGGED.finditer(text, start)]
+        return [(match.start(), match.end(), match[1]) for match in _TAGGED.finditer(text, start)]
     if format == "llama3" and (tag := text.find(_PYTHON_TAG, start)) >= 0:
-        return [_Found(tag, len(text), text[tag + len(_PYTHON_TAG) :])]
+        return [(tag, len(text), text[tag + len(_PYTHON_TAG) :])]
     if format == "json":
-        fences = [_Found(m.start(), m.end(), m[1]) for m in _FENCE.finditer(text, start) if _CALL_LIKE.search(m[1])]
+        fences = [(m.start(), m.end(), m[1]) for m in _FENCE.finditer(text, start) if _CALL_LIKE.search(m[1])]
         if fences:
             return fences
     return _find_bare(text, start)
 
 
 def _find_bare(text: str, start: int) -> list[_Found]:
-    """JSON in the open: from the first thing that looks like a call to the end of the last value that can be read."""
+    """Bare JSON: from the first text that looks like a call to the end of the last readable
+    value."""
     begin = _CALL_LIKE.search(text, start)
     if begin is None:
         return []
     outer = text.rfind("[", start, begin.start())
     first = outer if outer >= 0 and not text[outer + 1 : begin.start()].strip() else begin.start()
     _, end = _values(text, first)
-    body = text[first:end] if end is not None else text[first:]
-    return [_Found(first, end if end is not None else len(text), body)]
+    end = len(text) if end is None else end
+    return [(first, end, text[first:end])]
 
 
 def _values(text: str, start: int) -> tuple[list[Any], int | None]:
-    """JSON values separated by whitespace, commas or semicolons, and where the last one ends; None where the first is broken."""
+    """JSON values separated by whitespace, commas or semicolons, and the end of the last; None: no
+    value."""
     values: list[Any] = []
     position, end = start, None
     while position < len(text) and text[position] in "{[":
@@ -220,7 +216,7 @@ def _nested(text: str) -> Any:
 
 
 def _near_miss(text: str, format: ToolFormat) -> str:
-    """A problem where a call was meant, in the wrapping of another format; nothing where the model only spoke."""
+    """A problem where the text has a call in another format; empty for plain text."""
     wrapped = "<tool_call>" in text or "</tool_call>" in text or _PYTHON_TAG in text
     if not wrapped and not _CALL_LIKE.search(text):
         return ""
@@ -229,11 +225,10 @@ def _near_miss(text: str, format: ToolFormat) -> str:
 
 def _without(text: str, found: Sequence[_Found]) -> str:
     kept, position = [], 0
-    for part in found:
-        kept.append(text[position : part.start])
-        position = part.end
-    kept.append(text[position:])
-    return "".join(kept).strip() if found else text.strip()
+    for start, end, _ in found:
+        kept.append(text[position:start])
+        position = end
+    return "".join([*kept, text[position:]]).strip()
 
 
 def _quote(text: str) -> str:

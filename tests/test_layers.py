@@ -14,8 +14,8 @@ MAY_IMPORT = {
     "algorithms": set(),
     "models": set(),
     "weights": set(),
-    "store": {"trackers"},
-    "trackers": {"store.lines"},
+    "store": set(),
+    "trackers": {"store"},
     "sandboxes": set(),
     "reports": {"store"},
     "hosting": {"environments", "sandboxes", "wire", "processes"},
@@ -26,9 +26,7 @@ MAY_IMPORT = {
     "engines": {"models", "weights", "wire"},
     "trainer": {"models", "weights", "algorithms"},
     "rollout": {"controller.client.client", "engines.engine"},  # the protocols, never what implements them
-    "pipeline": {
-        "rollout", "algorithms", "store", "reports.curves", "engines.engine", "controller.client.client",
-    },
+    "pipeline": {"rollout", "algorithms", "store", "engines.engine", "controller.client.client"},
     "evaluation": {"rollout", "store", "reports"},
     "launch": {
         "environments", "algorithms", "models", "weights", "store", "sandboxes", "worlds", "controller", "engines", "trainer",

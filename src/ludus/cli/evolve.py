@@ -1,4 +1,4 @@
-"""`ludus evolve`: a model learns from its own successes. Imports what is heavy inside, so that `ludus --help` stays quick."""
+"""`ludus evolve`: a model clones its own successes. Heavy imports are inside, so that `ludus --help` is fast."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Annotated
 
 import typer
 
-RunFile = Annotated[Path | None, typer.Argument(help="A TOML run file with [evolve] and [sft].", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as evolve.rounds=3.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")]
+from ludus.cli.options import DryRun, Overrides
+
+RunFile = Annotated[Path | None, typer.Argument(help="TOML run file with [evolve] and [sft].", show_default=False)]
 
 
 def evolve(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Play, keep what succeeded, clone it, and again: AgentEvol's loop."""
+    """Play, keep the successes, clone them, and repeat (AgentEvol)."""
+    from ludus.cli.options import finish_dry_run, resolve
     from ludus.cli.progress import Progress
-    from ludus.cli.train import resolve
     from ludus.launch.evolve import evolve as play_and_clone
 
-    config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
+    config = resolve(run_file, overrides, command="evolve")
+    if dry_run:
+        finish_dry_run(config)
     result = asyncio.run(play_and_clone(config, listeners=[Progress(config)]))
     rates = ", ".join(f"{rate:.0%}" for rate in result["success"])
     print(f"Success while playing, by round: {rates}. Cloned {result['kept']} trajectories.\nModel: {result['export']}")

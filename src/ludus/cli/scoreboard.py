@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ludus.reports.curves import number, tokens_per_s
+from ludus.reports.curves import tokens_per_s
+from ludus.store.lines import number
 
 if TYPE_CHECKING:
     from ludus.config import RunConfig

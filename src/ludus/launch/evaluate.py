@@ -53,7 +53,7 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
     """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own; goes on where an earlier call stopped."""
     folder = _open(config)
     split = config.evaluation.split
-    with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with beginning(folder):
                 player = await make_player(

@@ -22,6 +22,7 @@ from ludus.launch.devices import make_current, naming_loss
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trackers.tracker import trackers_of
 from ludus.trainer.lora import export, merged_tensors
 from ludus.trainer.sft import clone
 from ludus.types import Sequence, Trajectory
@@ -36,10 +37,8 @@ async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> di
             "`ludus collect --model URL` and `ludus sft` clone what a server says"
         )
     folder = RunFolder.create(config)
-    store = config.store
-    with Recorder(
-        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
-    ) as recorder:
+    listeners = [*trackers_of(config.store, folder), *listeners]
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         with beginning(folder):
             parts = await make_parts(config, folder=folder.path)
         try:

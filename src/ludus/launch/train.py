@@ -34,6 +34,7 @@ from ludus.rollout.group import GroupPlayer, PlaysHere
 from ludus.rollout.speaker import PolicySpeaker
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trackers.tracker import trackers_of
 from ludus.trainer.budget import OnEvent
 from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.critics.archer import Archer
@@ -65,10 +66,8 @@ async def train(
     sys.setswitchinterval(SWITCH_S)
     checkpoint = _newest_checkpoint(config) if resume else None
     folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
-    store = config.store
-    with Recorder(
-        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
-    ) as recorder:
+    listeners = [*trackers_of(config.store, folder), *listeners]
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with beginning(folder):
                 parts = await make_parts(config, folder=folder.path)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus.config import MonitorConfig
-from ludus.reports.curves import number
+from ludus.store.lines import number
 
 FIRST = 3
 """Batches that say what the run began with. Few: a learning rate 30 times too large has ruined the policy by the fourth."""

@@ -44,7 +44,7 @@ def listed(text):
 def test_all_trajectories_are_listed_with_what_a_person_asks_first(run):
     text = ludus("trajectories", run)
     assert listed(text) == ["g0.0", "g1.0", "g2.0", "g3.0", "g4.0", "g9.0"]
-    assert "6 fit, 6 in all" in text
+    assert "6 match, 6 in total" in text
 
 
 @pytest.mark.parametrize(

@@ -6,45 +6,35 @@ from typing import Annotated
 
 import typer
 
-from ludus.cli.options import DryRun, Environments, Overrides, RunFile, Tokenizer
+from ludus.cli import options
 
 
 def collect(
-    run_file: RunFile = None,
-    overrides: Overrides = None,
-    environments: Environments = "",
+    run_file: options.RunFile = None,
+    overrides: options.Overrides = None,
+    environments: options.Environments = "",
     model: Annotated[
-        str,
-        typer.Option(
-            help="Model that plays, as for `ludus eval`. Default: the environments' solvers.", show_default=False
-        ),
+        str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the environments' solvers.")
     ] = "",
-    tokenizer: Tokenizer = "",
-    num: Annotated[
-        int | None, typer.Option(help="Number of trajectories. Default: sft.num_trajectories.", show_default=False)
-    ] = None,
+    tokenizer: options.Tokenizer = "",
+    num: Annotated[int | None, typer.Option(help="Number of trajectories. Default: sft.num_trajectories.")] = None,
     mistakes: Annotated[
         float | None,
-        typer.Option(
-            help="Probability from 0 to 1 that a solver plays a random valid action. Default: sft.mistakes.",
-            show_default=False,
-        ),
+        typer.Option(help="Probability from 0 to 1 that a solver plays a random valid action. Default: sft.mistakes."),
     ] = None,
     split: Annotated[str, typer.Option(help="Split of the tasks to play.")] = "train",
     name: Annotated[
-        str,
-        typer.Option(help="Name of the run; its folder is runs/NAME. Default: the run file's, or collect.", show_default=False),
+        str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: the run file's, or collect.")
     ] = "",
     dataset: Annotated[
         bool, typer.Option("--dataset", help="Also write RUN/dataset for Hugging Face's `datasets`.")
     ] = False,
-    dry_run: DryRun = False,
+    dry_run: options.DryRun = False,
 ) -> None:
     """Store trajectories of solvers or of a model, for warm starts.
 
     `ludus sft ... sft.trajectories=RUN` clones them. The same command continues an interrupted collection.
     """
-    from ludus.cli.options import finish_dry_run, interruptible, resolve
     from ludus.cli.progress import Progress
     from ludus.errors import ConfigError
     from ludus.launch.collect import collect as play
@@ -55,7 +45,7 @@ def collect(
         raise ConfigError("--tokenizer goes with --model URL; solvers need none")
     given = {"sft.num_trajectories": num, "sft.mistakes": mistakes}
     keys = [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = resolve(
+    config = options.resolve(
         run_file,
         [*(overrides or []), *keys],
         command="collect",
@@ -63,10 +53,9 @@ def collect(
         tokenizer=tokenizer,
         environments=environments,
         name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
+        dry_run=dry_run,
     )
-    if dry_run:
-        finish_dry_run(config, trains=False)
-    result = interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
+    result = options.interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")
     print(

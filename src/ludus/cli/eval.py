@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ludus.cli.options import DryRun, Environments, Overrides, RunFile, Tokenizer
+from ludus.cli import options
 
 DEFAULT = "run"
 """The subcommand of `ludus eval ...` if none is named."""
@@ -31,38 +31,27 @@ app = typer.Typer(
 
 @app.command(DEFAULT)
 def run(
-    run_file: RunFile = None,
-    overrides: Overrides = None,
+    run_file: options.RunFile = None,
+    overrides: options.Overrides = None,
     model: Annotated[
         str,
         typer.Option(
             help="Folder, pulled model, hub name, run, checkpoint folder, or URL of an OpenAI-compatible endpoint. "
-            "Default: the run file's.",
-            show_default=False,
+            "Default: the run file's."
         ),
     ] = "",
-    tokenizer: Tokenizer = "",
-    environments: Environments = "",
-    split: Annotated[
-        str, typer.Option(help="Split of the tasks to play. Default: evaluation.split, test.", show_default=False)
-    ] = "",
-    attempts: Annotated[
-        int | None, typer.Option(help="Attempts per task. Default: evaluation.attempts.", show_default=False)
-    ] = None,
-    tasks: Annotated[
-        int | None, typer.Option(help="Tasks per environment. Default: evaluation.num_tasks.", show_default=False)
-    ] = None,
-    name: Annotated[
-        str,
-        typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL.", show_default=False),
-    ] = "",
-    dry_run: DryRun = False,
+    tokenizer: options.Tokenizer = "",
+    environments: options.Environments = "",
+    split: Annotated[str, typer.Option(help="Split of the tasks to play. Default: evaluation.split, test.")] = "",
+    attempts: Annotated[int | None, typer.Option(help="Attempts per task. Default: evaluation.attempts.")] = None,
+    tasks: Annotated[int | None, typer.Option(help="Tasks per environment. Default: evaluation.num_tasks.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL.")] = "",
+    dry_run: options.DryRun = False,
 ) -> None:
     """Play held-out tasks and report success with 95 % intervals.
 
     The same command continues an interrupted evaluation.
     """
-    from ludus.cli.options import finish_dry_run, interruptible, resolve
     from ludus.cli.progress import Progress
     from ludus.errors import ConfigError
     from ludus.evaluation.page import NAME
@@ -74,7 +63,7 @@ def run(
         from ludus.launch.names import slug
 
         name = f"eval-{slug(model)}"
-    config = resolve(
+    config = options.resolve(
         run_file,
         [*(overrides or []), *keys],
         command="eval",
@@ -84,10 +73,12 @@ def run(
         name=name,
     )
     if config.engine.kind == "embedded" and config.model.name == "tiny":
-        raise ConfigError("model 'tiny' is untrained, and every run makes a new one; --model names the model to evaluate")
+        raise ConfigError(
+            "model 'tiny' is untrained, and every run makes a new one; --model names the model to evaluate"
+        )
     if dry_run:
-        finish_dry_run(config, trains=False)
-    report = interruptible(evaluate_model(config, listeners=[Progress(config)]))
+        options.finish_dry_run(config, trains=False)
+    report = options.interruptible(evaluate_model(config, listeners=[Progress(config)]))
     print_report(report)
     print(f"Report: {config.folder / NAME}.md\nTrajectories: ludus trajectories {config.folder}")
 
@@ -139,8 +130,12 @@ def print_report(report: dict[str, Any]) -> None:
         table.add_column(column, justify="right", no_wrap=True)
     for row in report["environments"]:
         success = rate(row["success"], row["success_low"], row["success_high"])
-        reward, turns = ("" if row[key] is None else f"{row[key]:{form}}" for key, form in (("reward", ".2f"), ("turns", ".1f")))
-        table.add_row(row["environment"], success, reward, turns, str(row["num_unscored"]), str(row["num_trajectories"]))
+        reward, turns = (
+            "" if row[key] is None else f"{row[key]:{form}}" for key, form in (("reward", ".2f"), ("turns", ".1f"))
+        )
+        table.add_row(
+            row["environment"], success, reward, turns, str(row["num_unscored"]), str(row["num_trajectories"])
+        )
     num = sum(row["num_trajectories"] for row in report["environments"])
     table.add_row("mean", rate(*report["mean_success"]), "", "", "", str(num), style="bold")
     Console().print(table)

@@ -18,7 +18,9 @@ def profile(run: Run) -> None:
     folder = RunFolder.open(run)
     made = profile_of(folder)
     if made is None:
-        raise ConfigError(f"{folder.path} has no timeline yet; `ludus train` writes one line per second of training to it")
+        raise ConfigError(
+            f"{folder.path} has no timeline yet; `ludus train` writes one line per second of training to it"
+        )
     rows = figures(made)
     width = max((len(name) for name, _ in rows), default=0)
     print(timeline_text(made))

@@ -45,7 +45,7 @@ def run(
     split: Annotated[str, typer.Option(help="Split of the tasks to play. Default: evaluation.split, test.")] = "",
     attempts: Annotated[int | None, typer.Option(help="Attempts per task. Default: evaluation.attempts.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Tasks per environment. Default: evaluation.num_tasks.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL, or the run file's.")] = "",
     dry_run: options.DryRun = False,
 ) -> None:
     """Play held-out tasks and report success with 95 % intervals.

@@ -10,7 +10,7 @@ import typer
 
 from ludus.cli.options import DryRun, Overrides, resolve
 
-RunFile = Annotated[Path | None, typer.Argument(help="TOML run file with [evolve] and [sft].")]
+RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file with [evolve] and [sft].")]
 
 
 def evolve(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:

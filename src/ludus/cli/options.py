@@ -13,9 +13,9 @@ import typer
 if TYPE_CHECKING:
     from ludus.config import RunConfig
 
-RunFile = Annotated[Path | None, typer.Argument(help="TOML run file. Default: none.")]
+RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file; optional.")]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to override, for example trainer.lr=1e-4.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to override, for example rollout.max_tokens=4096.")
 ]
 Environments = Annotated[
     str, typer.Option(help="Comma-separated names, module:Class or file.py, or `all`. Default: those of the run file.")

@@ -58,7 +58,7 @@ def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun =
 
 
 def quickstart(
-    run_file: Annotated[Path, typer.Argument(help="TOML run file with an [sft] section.")] = Path(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN_FILE", help="TOML run file with an [sft] section.")] = Path(
         "configs/quickstart.toml"
     ),
     overrides: Overrides = None,

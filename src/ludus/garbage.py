@@ -1,9 +1,8 @@
-"""Rarer garbage collection for processes that play thousands of sessions. Promise: objects from before
-the sessions are not scanned, and those of the sessions once a minute or after many allocations.
+"""Rarer garbage collection for processes that play thousands of sessions. Promise: older objects
+are not scanned, those of the sessions once a minute or after many allocations.
 
-A collection visits every object of its generations, including every token of every conversation, and
-blocks all threads: half a second, every few seconds (docs/log.md). Our own turns leave no reference
-cycles behind; a session class of an environment may.
+A collection visits every token of every conversation and blocks all threads: half a second, every
+few seconds (docs/log.md). Our turns leave no reference cycles behind; an environment's may.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (500_000, 10, 10)
-"""The first is the number of new objects since the last collection. 2,000 concurrent sessions have 330,000."""
+"""The first is the number of new objects; 2,000 concurrent sessions have 330,000."""
 EVERY_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""`ludus collect`: data for warm starts. Heavy imports are inside functions, so that `ludus --help` is fast."""
+"""`ludus collect`: data for warm starts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def collect(
 ) -> None:
     """Store trajectories of solvers or of a model, for warm starts.
 
-    `ludus sft ... sft.trajectories=RUN` clones them. The same command continues an interrupted collection.
+    `ludus sft ... sft.trajectories=RUN` clones them. Repeat the command to continue an interrupted
+    collection.
     """
     from ludus.cli.progress import Progress
     from ludus.errors import ConfigError

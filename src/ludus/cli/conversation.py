@@ -1,4 +1,4 @@
-"""One trajectory as a conversation. Promise: control characters and markup in model text are shown, not interpreted."""
+"""One trajectory as a conversation. Promise: model text is shown, never interpreted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def print_trajectory(stored: StoredTrajectory, *, console: Console, tokens: bool
 
 
 def visible(text: str) -> str:
-    """Escapes characters that move the cursor, change colours or reverse the direction of reading."""
+    """Escapes characters that move the cursor, change colours or reverse the text."""
     return "".join(
         char
         if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs", "Zl", "Zp")

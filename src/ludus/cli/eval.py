@@ -1,4 +1,4 @@
-"""`ludus eval` and `ludus eval compare`. Heavy imports are inside functions, so that `ludus --help` is fast."""
+"""`ludus eval` and `ludus eval compare`."""
 
 from __future__ import annotations
 
@@ -45,12 +45,14 @@ def run(
     split: Annotated[str, typer.Option(help="Split of the tasks to play. Default: evaluation.split, test.")] = "",
     attempts: Annotated[int | None, typer.Option(help="Attempts per task. Default: evaluation.attempts.")] = None,
     tasks: Annotated[int | None, typer.Option(help="Tasks per environment. Default: evaluation.num_tasks.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL, or the run file's.")] = "",
+    name: Annotated[
+        str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: eval-MODEL, or the run file's.")
+    ] = "",
     dry_run: options.DryRun = False,
 ) -> None:
     """Play held-out tasks and report success with 95 % intervals.
 
-    The same command continues an interrupted evaluation.
+    Repeat the command to continue an interrupted evaluation.
     """
     from ludus.cli.progress import Progress
     from ludus.errors import ConfigError

@@ -1,4 +1,4 @@
-"""The `ludus` command. Promise: `--help` is fast, because a command's module is imported only when it is called."""
+"""The `ludus` command. Promise: `--help` is fast, because it imports no command's module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus import __version__
 
 
 class Place(NamedTuple):
-    """Where a command is, and its line in `ludus --help`. The attribute `app` is a group of commands."""
+    """Where a command is, and its line in `ludus --help`. `app` is a group of commands."""
 
     module: str
     attribute: str
@@ -26,7 +26,7 @@ COMMANDS = {
     "quickstart": Place("ludus.cli.train", "quickstart", "Train a tiny agent on three worlds on this CPU, in minutes."),
     "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning."),
     "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model (warm start)."),
-    "evolve": Place("ludus.cli.evolve", "evolve", "Play, clone the successes, and repeat (AgentEvol)."),
+    "evolve": Place("ludus.cli.train", "evolve", "Play, clone the successes, and repeat (AgentEvol)."),
     "eval": Place("ludus.cli.eval", "app", "Evaluate models on held-out tasks and compare them."),
     "collect": Place("ludus.cli.collect", "collect", "Store trajectories of solvers or models, for warm starts."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
@@ -39,7 +39,7 @@ COMMANDS = {
 }
 
 PLAIN = None
-"""Markup of help texts. Rich would parse the [section] of a run file as markup, and doubles the time of --help."""
+"""No markup in help texts: rich would parse [section] as markup, and slows down --help."""
 
 
 class LazyGroup(TyperGroup):
@@ -91,7 +91,7 @@ def _print_version(asked: bool) -> None:
 def _ludus(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Train language-model agents with reinforcement learning: multi-turn, in many environments, asynchronously.
+    """Train language-model agents with reinforcement learning, in many environments at once.
 
     `ludus COMMAND --help` describes a command.
     """
@@ -110,8 +110,7 @@ def _format_warning(
 
 
 def main() -> None:
-    """The entry point. A LudusError, or an OSError about a file, is one message on stderr; LUDUS_DEBUG=1 shows
-    the traceback."""
+    """The entry point. A LudusError or an OSError about a file becomes one message on stderr."""
     warnings.formatwarning = _format_warning
     try:
         app()

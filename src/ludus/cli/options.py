@@ -41,7 +41,7 @@ def resolve(
     name: str = "",
     dry_run: bool = False,
 ) -> RunConfig:
-    """The run of a command: the run file, then options, then overrides; the last one wins. A dry run ends here."""
+    """The run of a command: run file, then options, then overrides. A dry run exits here."""
     from ludus.cli.unread import refuse_unread
     from ludus.config import load_config
 

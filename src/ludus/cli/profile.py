@@ -1,4 +1,4 @@
-"""`ludus profile RUN`: where the time of a run goes. Reads only the run folder, also during the run."""
+"""`ludus profile RUN`: where the time of a run goes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The progress display: a listener of the Recorder. Promise: it is cheap, and never ends the run.
 
-A terminal gets a panel that is redrawn twice a second, anything else at most one line every 5 s. It writes
-to stderr, so that stdout can be piped.
+A terminal gets a panel that is redrawn twice a second, anything else at most one line every 5 s.
+It writes to stderr, so that stdout can be piped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Progress:
             self._live, self._gone = None, True
 
     def _open(self) -> None:
-        """At the first event, because before it a wrong run file may end the command with a message."""
+        """At the first event: before it, a wrong run file may end the command with a message."""
         if self._live is None:
             self._live = Live(
                 get_renderable=lambda: panel(self.board),

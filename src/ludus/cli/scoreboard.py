@@ -86,7 +86,7 @@ class Scoreboard:
         return tokens_per_s(self.metrics)
 
     def recent(self, name: str) -> float | None:
-        """The mean over the last steps that have this metric; not every batch has every environment."""
+        """The mean over the last steps with this metric; not every batch has every environment."""
         values = list(self.history.get(name, ()))[-RECENT:]
         return sum(values) / len(values) if values else None
 

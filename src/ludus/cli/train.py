@@ -1,4 +1,4 @@
-"""`ludus train`, `sft` and `quickstart`. Heavy imports are inside functions, so that `ludus --help` is fast."""
+"""`ludus train`, `sft`, `evolve` and `quickstart`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ludus.config import RunConfig
     from ludus.pipeline.loop import Loop
 
+EvolveFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file with [evolve] and [sft].")]
+
 
 def train(
     run_file: RunFile = None,
@@ -34,8 +36,9 @@ def train(
 ) -> None:
     """Train a model with reinforcement learning.
 
-    Takes a run file, or `--model M --environments A,B` alone. Ludus chooses device, dtype, batch sizes and the
-    engine's memory for this machine; --dry-run prints them. Ctrl-C finishes the step and saves a checkpoint.
+    Takes a run file, or `--model M --environments A,B` alone. Device, dtype, batch sizes and the
+    engine's memory are chosen for this machine; --dry-run prints them. Ctrl-C finishes the step and
+    saves a checkpoint.
     """
     config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
     result = _train(config, resume=resume)
@@ -57,6 +60,17 @@ def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun =
     print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
 
 
+def evolve(run_file: EvolveFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Play, keep the successes, clone them, and repeat (AgentEvol)."""
+    from ludus.cli.progress import Progress
+    from ludus.launch.evolve import evolve as play_and_clone
+
+    config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
+    result = interruptible(play_and_clone(config, listeners=[Progress(config)]))
+    rates = ", ".join(f"{rate:.0%}" for rate in result["success"])
+    print(f"Success while playing, by round: {rates}. Cloned {result['kept']} trajectories.\nModel: {result['export']}")
+
+
 def quickstart(
     run_file: Annotated[Path, typer.Argument(metavar="RUN_FILE", help="TOML run file with an [sft] section.")] = Path(
         "configs/quickstart.toml"
@@ -65,7 +79,7 @@ def quickstart(
 ) -> None:
     """Train a tiny agent on three worlds on this CPU, in minutes.
 
-    Clones a scripted policy with random mistakes, then trains the clone with reinforcement learning.
+    Clones a scripted policy that makes random mistakes, then trains the clone.
     """
     began = time.monotonic()
     config = _fresh_name(resolve(run_file, overrides, command="quickstart"))

@@ -1,4 +1,4 @@
-"""`ludus trajectories RUN` and `ludus report RUN`. Promise: model text is shown, never interpreted."""
+"""`ludus trajectories` and `ludus report`. Promise: model text is shown, never interpreted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 UNFOLDED = 10_000
-"""Width of the list in columns. Ids are never folded, so that grep finds them and --show takes them."""
+"""Width of the list in columns: ids are never folded, so that they can be copied to --show."""
 
 
 def trajectories(
@@ -43,7 +43,7 @@ def trajectories(
 ) -> None:
     """List the trajectories of a run, newest last, or print one as a conversation.
 
-    The files are JSON lines, so `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
+    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
     """
     from rich.console import Console
 
@@ -100,7 +100,7 @@ def _choose(
 
 
 def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
-    """A predicate for "7", ">=1", "<0.5", "10:20" (ends included), "10:" or ":20"; "" admits everything."""
+    """A predicate for "7", ">=1", "<0.5", "10:20" (ends included), "10:" or ":20"; "" is all."""
     from ludus.errors import ConfigError
 
     text = text.strip()

@@ -1,4 +1,4 @@
-"""Lines of metrics.jsonl as curves. Pure functions that the report, its plots and the progress display share."""
+"""Lines of metrics.jsonl as curves, for the report, its plots and the progress display."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ TRAINER_TIME = {
     "time/wait_s": "idle, waiting for groups",
 }
 SESSION_TIME = {"time/generate_s": "generating", "time/environment_s": "waiting for environments"}
+LOSSES = {
+    "group dropped, too stale": "groups/dropped_stale/",
+    "group dropped, too few scored": "groups/dropped_small/",
+    "session ended unscored": "trajectories/failed/",
+    "fork": "trajectories/forks",
+}
+"""Prefixes of the metrics that count what was not trained, and forks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

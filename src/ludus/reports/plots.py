@@ -1,5 +1,4 @@
-"""The report's plots, as PNG. Promise: colour-blind-safe colours, units on every axis, legible at the width
-of a README."""
+"""The report's plots, as PNG. Promise: colour-blind-safe colours, units on every axis."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import numpy as np
 
-from ludus.reports.curves import SESSION_TIME, TRAINER_TIME, Curve, Line, counts, curve, curves, tokens_per_s
+from ludus.reports.curves import LOSSES, SESSION_TIME, TRAINER_TIME, Curve, Line, counts, curve, curves, tokens_per_s
 from ludus.reports.timeline import SESSIONS, TRAINER, Span
 from ludus.store.lines import number
 
@@ -25,31 +24,19 @@ IDLE = "#D0D0D0"
 TRAINER_COLOURS = (COLOURS[0], COLOURS[2], IDLE)
 SESSION_COLOURS = (COLOURS[1], COLOURS[3])
 TIMELINE_COLOURS = {
-    "training": COLOURS[0],
-    "loading": COLOURS[2],
-    "saving": COLOURS[4],
-    "idle": IDLE,
-    "generating": COLOURS[1],
-    "in their environment": COLOURS[3],
-    "waiting for a place": IDLE,
+    **dict(zip(TRAINER, (COLOURS[0], COLOURS[2], COLOURS[4], IDLE), strict=True)),
+    **dict(zip(SESSIONS, (COLOURS[1], COLOURS[3], IDLE), strict=True)),
 }
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.color": INK,
-    "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.8,
     "savefig.dpi": 150,
@@ -102,7 +89,7 @@ def per_environment(
 
 @as_panel
 def held_out(axes: Axes, evaluations: Mapping[str, Sequence[Line]]) -> None:
-    """Success on held-out tasks with 95 % intervals; environments are shifted so that they do not overlap."""
+    """Success on held-out tasks with 95 % intervals, shifted so that they do not overlap."""
     last = max((line["step"] for lines in evaluations.values() for line in lines), default=0)
     for index, (name, lines) in enumerate(evaluations.items()):
         aside = (index - (len(evaluations) - 1) / 2) * max(last, 1) * 0.012
@@ -151,7 +138,7 @@ def staleness_histogram(axes: Axes, metrics: Sequence[Line], *, bound: int) -> N
 
 @as_panel
 def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
-    """The trainer's seconds per step, by activity. `time_shares`, drawn beside it, has the legend."""
+    """The trainer's seconds per step, by activity; `time_shares` beside it has the legend."""
     parts = [each for each in (curve(metrics, name) for name in TRAINER_TIME) if len(each)]
     if len({len(each) for each in parts}) == 1:
         steps, layers = parts[0].steps, np.array([each.smoothed() for each in parts])
@@ -163,7 +150,7 @@ def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
 
 @as_panel
 def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
-    """Trainer and sessions as two bars of 100 %: they run at the same time, so their seconds do not add up."""
+    """Trainer and sessions as two bars of 100 %, because they run at the same time."""
     for row, (names, colours) in enumerate(((TRAINER_TIME, TRAINER_COLOURS), (SESSION_TIME, SESSION_COLOURS))):
         _share_bar(axes, row, totals=[curve(metrics, name).values.sum() for name in names], colours=colours)
         for label, colour in zip(names.values(), colours, strict=True):
@@ -178,7 +165,7 @@ def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
 
 
 def timeline(parts: Sequence[Span]) -> list[Panel]:
-    """Trainer, sessions and engine over the same clock, without the gap between a stop and a resume."""
+    """Trainer, sessions and engine over the same clock, without gaps before a resume."""
     unit, scale = time_unit(sum(part.seconds for part in parts))
     edges = np.concatenate(([0.0], np.cumsum([part.seconds for part in parts]))) / scale
 
@@ -239,14 +226,8 @@ def throughput(axes: Axes, metrics: Sequence[Line]) -> None:
 @as_panel
 def losses_of_groups(axes: Axes, metrics: Sequence[Line]) -> None:
     """Groups and sessions that were not trained, and forks, as running totals."""
-    causes = {
-        "groups too stale": "groups/dropped_stale/",
-        "groups too small": "groups/dropped_small/",
-        "failed sessions": "trajectories/failed/",
-        "forked sequences": "trajectories/forks",
-    }
     steps = np.array([line["step"] for line in metrics], dtype=float)
-    for index, (label, prefix) in enumerate(causes.items()):
+    for index, (label, prefix) in enumerate(LOSSES.items()):
         if counts(metrics, prefix):
             totals = np.cumsum([sum(number(v) for k, v in line.items() if k.startswith(prefix)) for line in metrics])
             _line(axes, Curve(steps, totals), totals, colour=COLOURS[index], label=label)

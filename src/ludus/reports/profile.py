@@ -1,4 +1,4 @@
-"""The profile of a run: speed, timeline and bottleneck. Promise: reads only the run folder, also during a run."""
+"""The profile of a run: speed, timeline, bottleneck. Promise: reads only the run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEAK_TFLOPS = {
     "B200": 2250, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "A100": 312, "A40": 150, "A10": 125, "L40S": 362, "L4": 121,
     "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-"""Vendors' figures for bfloat16 without sparsity. The first name that the device's name contains counts."""
+"""Vendors' figures for bfloat16 without sparsity; the first name in the device's name counts."""
 
 
 @dataclass(frozen=True, slots=True)

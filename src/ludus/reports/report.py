@@ -1,4 +1,4 @@
-"""A run as one page: Markdown with plots. Promise: reads only the run folder, also of a run that crashed."""
+"""A run as Markdown with plots. Promise: reads only the run folder, also of a crashed run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.reports import plots
-from ludus.reports.curves import Line, counts, curve, curves, step_s, tokens_per_s
+from ludus.reports.curves import LOSSES, Line, counts, curve, curves, step_s, tokens_per_s
 from ludus.reports.profile import draw_timeline, figures, profile
 from ludus.store.lines import naming_failure, number
 from ludus.store.run_folder import RunFolder
@@ -120,17 +120,10 @@ def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     plots.draw(
         folder.plots / "health.png", [plots.throughput(metrics), invalid, plots.losses_of_groups(metrics)], height=2.8
     )
-    rows = [
-        *_count_rows(metrics, "groups/dropped_stale/", "group dropped, too stale"),
-        *_count_rows(metrics, "groups/dropped_small/", "group dropped, too few scored"),
-        *_count_rows(metrics, "trajectories/failed/", "session ended unscored"),
-        *_count_rows(metrics, "trajectories/forks", "fork"),
-    ]
-    losses = (
-        table(("what", "which", "count"), rows)
-        if rows
-        else "No group was dropped, no session failed, no sequence forked."
-    )
+    found = [(what, counts(metrics, prefix)) for what, prefix in LOSSES.items()]
+    rows = [(what, which, f"{total:,}") for what, totals in found for which, total in totals.items()]
+    nothing = "No group was dropped, no session failed, no sequence forked."
+    losses = table(("what", "which", "count"), rows) if rows else nothing
     kept = {name: f"{each.values.mean():.0%}" for name, each in curves(metrics, "groups/kept/").items()}
     shares = ", ".join(f"{name} {share}" for name, share in kept.items())
     note = f"\n\nShare of groups with different rewards, which carry gradient: {shares}." if kept else ""
@@ -164,7 +157,7 @@ def duration(seconds: float) -> str:
 
 
 def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any]]]:
-    """{environment: its results in order of steps}; of two evaluations of a step the later one counts."""
+    """{environment: its results by step}; of two evaluations of a step the later one counts."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in evaluations:
         for result in line.get("environments", ()):
@@ -175,10 +168,6 @@ def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any
 def _rate(result: Line) -> str:
     value, low, high = (number(result.get(key)) for key in ("success", "success_low", "success_high"))
     return f"{value:.1%} [{low:.1%}, {high:.1%}]" if math.isfinite(value) else "not known"
-
-
-def _count_rows(metrics: Sequence[Line], prefix: str, what: str) -> list[tuple[str, str, str]]:
-    return [(what, which, f"{total:,}") for which, total in counts(metrics, prefix).items()]
 
 
 def _cell(text: str) -> str:

@@ -1,6 +1,4 @@
-"""The timeline of a run: the activity of trainer, sessions and engine in each second. Pure functions from
-lines of timeline.jsonl to spans, and from spans to fewer spans. docs/metrics.md explains the fields.
-"""
+"""Lines of timeline.jsonl as spans of activity; docs/metrics.md explains the fields. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ COUNTS = ("loads", "tokens", "computed", "reused")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some seconds of a run. Shares refer to the span's time; sessions, requests and groups are means."""
+    """Some seconds of a run. Shares are of the time; sessions, requests and groups are means."""
 
     seconds: float
     trainer: Mapping[str, float] = field(default_factory=dict)
@@ -98,7 +96,7 @@ def _sum(counts: Mapping[str, float], names: Iterable[str]) -> float:
 
 
 def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
-    """All spans as one: counts are added, shares and means averaged over time (or the trainer's idle time)."""
+    """All spans as one: counts are added, the rest is averaged over (the trainer's idle) time."""
     seconds = [part.seconds * (part.trainer.get("idle", 0.0) if while_idle else 1.0) for part in parts]
     whole = sum(seconds)
 

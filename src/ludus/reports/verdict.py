@@ -1,8 +1,8 @@
 """The bottleneck of a run. Promise: pure, and every verdict names its figures and the next move.
 
 trainer busy     ─▶ trainer, loading, saving; turns if max_staleness is 0
-trainer idle     ─▶ what the sessions do meanwhile: wait for a place, stragglers, environments, or generate:
-                    queue, cache, engine; host if the engine is idle too
+trainer idle     ─▶ what the sessions do meanwhile: places, stragglers, environments, or they
+                    generate: queue, cache, engine; host if the engine is idle too
 neither          ─▶ balanced
 """
 
@@ -22,7 +22,7 @@ NOTABLE = 0.25
 """Share of the trainer's time that is worth a remark."""
 MOST = 0.5
 FEW = 0.4
-"""Below this share of the possible sessions, the others have finished and wait for the slowest of their group."""
+"""Below this share of the possible sessions, the others wait for the slowest of their group."""
 SELDOM = 0.2
 """An engine that waits for its GPU less than this share of its time often keeps the GPU waiting."""
 

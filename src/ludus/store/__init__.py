@@ -1,1 +1,1 @@
-"""The run folder: config, metrics, events and trajectories. Promise: no later crash loses a written line."""
+"""The run folder. Promise: no later crash loses a written line."""

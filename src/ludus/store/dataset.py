@@ -1,11 +1,11 @@
-"""A run's trajectories as a folder that Hugging Face's `datasets` loads. Promise: every row has the same
+"""A run's trajectories as a folder for Hugging Face's `datasets`. Promise: all rows have the same
 columns of the same types, whatever the environments.
 
     DATASET/README.md     the dataset card, with the list of files
     DATASET/train.jsonl   one trajectory per line; dev and test if the run has any
 
-Messages have OpenAI's form. Arguments of calls and tools are JSON strings, because as columns they would
-differ between environments. JSON lines need no extra package, and `datasets` converts them to Arrow.
+Messages have OpenAI's form. Arguments of calls, and tools, are JSON strings, because as columns
+they would differ between environments.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
 def to_row(trajectory: Trajectory) -> dict[str, Any]:
     messages = list(trajectory.start.messages)
     for turn in trajectory.turns:
-        # Solvers, and models that write calls as text, give no ids; a result must name the call it answers.
+        # Solvers and models that write calls as text give no ids, but a result must name its call.
         calls = tuple(
             replace(call, id=call.id or f"call_{turn.index}_{place}")
             for place, call in enumerate(turn.action.tool_calls)

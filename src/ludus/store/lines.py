@@ -1,9 +1,8 @@
-"""JSON lines on disk. Promise: every written line survives `kill -9` and a full disk, and a torn line
-never hides another.
+"""JSON lines on disk. Promise: every written line survives `kill -9` and a full disk, and a torn
+line never hides another.
 
-`append` hands a line to the kernel in one unbuffered write, so only a crash of the whole machine can
-lose it. Files are always valid JSON: numbers outside JSON are written as the strings "NaN", "Infinity"
-and "-Infinity", and `number` reads them back.
+`append` hands a line to the kernel in one unbuffered write. Files are always valid JSON: NaN and
+infinities are written as the strings "NaN", "Infinity" and "-Infinity"; `number` reads them back.
 """
 
 from __future__ import annotations
@@ -50,15 +49,14 @@ class LineFile:
             self._fd = -1
 
     def _end_torn_line(self) -> None:
-        """Ends the half line that a killed process left, so that the next line starts on its own."""
+        """Ends the half line that a killed process left, so that the next line is separate."""
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             _write_all(self._fd, b"\n")
 
 
 def read_lines(path: Path, *, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Yields the objects of a file. Unreadable lines are reported as file:line and skipped; a missing
-    file has no lines."""
+    """Yields the objects of a file, if it exists; reports unreadable lines as file:line."""
     if not path.exists():
         return
     with naming_failure("read", path), path.open("rb") as file:
@@ -116,7 +114,7 @@ def _dumps(value: Any, *, ensure_ascii: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Converts what metrics and task data may hold beyond JSON's types; anything else becomes text."""
+    """Converts what metrics and task data may hold beyond JSON; anything else becomes text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):

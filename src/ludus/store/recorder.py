@@ -17,11 +17,11 @@ Listener = Callable[[str, Mapping[str, Any]], None]
 """Called as listener(kind, fields). `kind` is "metrics", "trajectory", "evaluation", the kind of an
 event or, as the last call, "closed"."""
 MAX_FILE_BYTES = 64 * 2**20
-"""A larger trajectories file is followed by a new one, so that editors and `jq` can still open it."""
+"""A larger trajectories file is followed by a new one, so that editors can still open it."""
 
 
 class ListenerFailed(Exception):
-    """Raised by a listener that the run can do without: it is reported as an event and not called again."""
+    """Raised by a listener that the run can do without: reported as an event, not called again."""
 
 
 class Recorder:

@@ -1,4 +1,4 @@
-"""The folder of a run. Promise: a run is never overwritten, and never written by two processes at once.
+"""The folder of a run. Promise: it is never overwritten, and never has two writers.
 
 config.toml              the resolved run
 metrics.jsonl            one line per optimiser step
@@ -33,7 +33,7 @@ def warn(problem: str) -> None:
 
 
 class RunFolder:
-    """Paths and readers of a run. `create` and `resume` also take the lock, which `close` releases."""
+    """Paths and readers of a run. `create` and `resume` take the lock, `close` releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +65,7 @@ class RunFolder:
 
     @classmethod
     def resume(cls, config: RunConfig, *, step: int) -> Self:
-        """Locks the folder of an existing run and cuts off the metrics and evaluations after `step`.
+        """Locks the folder of an existing run and cuts off metrics and evaluations after `step`.
 
         Trajectories are kept; readers mark those of the cut steps as superseded.
         """
@@ -108,8 +108,8 @@ class RunFolder:
         return list(read_lines(self.timeline_file, report=report))
 
     def records(self, *, report: Report = warn) -> Iterator[dict[str, Any]]:
-        """Yields every trajectory as plain JSON, oldest first, which is cheap to filter. Trajectories that a
-        resumed run has played again have the key `superseded`."""
+        """Yields every trajectory as plain JSON, oldest first; those that a resumed run has played
+        again have the key `superseded`."""
         resumes = [
             (event["file"], event["step"]) for event in self.events(report=report) if event.get("kind") == "resumed"
         ]
@@ -122,8 +122,8 @@ class RunFolder:
                 yield record | {"superseded": True} if superseded else record
 
     def _played_again(self, *, first_file: str | None) -> dict[Any, str]:
-        """The last file that holds a trajectory, by id, from the first resume on. A group that finished after
-        the checkpoint and was not trained has a step that was not cut, and is played again under its id."""
+        """{id: last file with that trajectory}, from the first resume on. A group that finished
+        after the checkpoint and was not trained has no cut step, but is played again."""
         files = [path for path in self.trajectory_files() if first_file is not None and path.name >= first_file]
         return {record.get("id"): path.name for path in files for record in read_lines(path, report=lambda _: None)}
 

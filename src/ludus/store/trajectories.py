@@ -1,15 +1,15 @@
 """Trajectories and groups as JSON. Promise: reading gives back what was written, bit for bit.
 
-Messages, rewards, stops and token ids are plain JSON, so that `jq` can query them. Of the five token
-arrays, `ids` is a list; `sampled`, `versions` and `turns` are run lengths; the logprobs are base64 of
-little-endian float32, because as decimals they would be half of the file. 300 tokens, 60 of them sampled:
+Everything is plain JSON for `jq`, except logprobs: base64 of little-endian float32, because
+decimals would be half of the file. A sequence of 300 tokens, 60 of them sampled:
 
-    {"ids": [5, 9, ...], "sampled": [200, 40, 40, 20], "logprobs": "Wkw...", "versions": [[7, 60]], "turns": [[0, 240], [1, 60]]}
+    {"ids": [5, 9, ...], "sampled": [200, 40, 40, 20], "logprobs": "Wkw...", "versions": [[7, 60]],
+     "turns": [[0, 240], [1, 60]]}
 
-`sampled` holds the lengths of alternating runs, starting with tokens that were not sampled. `versions`
-and `turns` are runs of [value, count]. Only sampled tokens have logprobs and versions. Fields with their
-default value are left out. `reward`, `success` and `num_turns` are for readers and are not read back.
-Advantages belong to a batch and are not stored.
+`sampled` holds the lengths of alternating runs, starting with tokens that were not sampled;
+`versions` and `turns` are runs of [value, count]. Only sampled tokens have logprobs and versions.
+Fields with their default value are left out. `reward`, `success` and `num_turns` are for readers
+and not read back. Advantages belong to a batch and are not stored.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ _DEFAULTS = {record: [(field.name, _default(field)) for field in fields(record)]
 
 
 def _plain(value: Any) -> Any:
-    """A record as a dict without fields that have their default value; tuples of records as lists."""
+    """A record as a dict without fields that have their default; tuples as lists."""
     if isinstance(value, str | float | int | None):  # most values; avoids the look-up
         return value
     if isinstance(value, tuple):

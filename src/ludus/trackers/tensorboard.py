@@ -1,5 +1,5 @@
-"""Metrics for TensorBoard, without torch. Promise: a resumed run draws one curve, because the steps that
-are made again are purged."""
+"""Metrics for TensorBoard, without torch. Promise: a resumed run draws one curve, because repeated
+steps are purged."""
 
 from __future__ import annotations
 

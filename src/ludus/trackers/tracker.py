@@ -1,5 +1,6 @@
-"""The protocol of a tracker, and how a name becomes one. To add one, write a class with these methods and
-give it a name in TRACKERS; a class outside Ludus is named as "module:Class"."""
+"""Trackers behind one protocol. Promise: a failing tracker is reported once, never ends a run.
+
+To add one, write a class with these methods and name it in TRACKERS, or as "module:Class"."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ TRACKERS = {"tensorboard": "ludus.trackers.tensorboard:TensorBoard"}
 
 
 class Tracker(Protocol):
-    """Constructed as Tracker(folder) with the run's RunFolder. Calls come from one thread, in order, and the
-    run waits for them. A tracker whose method raises is reported once and not called again."""
+    """Constructed with the RunFolder. The run waits for every call; after one that raises there are
+    no more."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The metrics of one optimiser step; docs/metrics.md lists their names."""
+        """Metrics of one optimiser step (docs/metrics.md)."""
 
     def evaluation(self, step: int, report: Mapping[str, Any]) -> None:
-        """An evaluation on held-out tasks, as a line of evaluations.jsonl holds it."""
+        """A line of evaluations.jsonl."""
 
     def event(self, kind: str, fields: Mapping[str, Any]) -> None:
-        """An event, as a line of events.jsonl holds it: started, checkpoint, finished, ..."""
+        """A line of events.jsonl: started, checkpoint, finished, ..."""
 
     def close(self) -> None:
         """The last call."""
@@ -42,20 +43,17 @@ class TrackerListener:
 
     def __call__(self, kind: str, fields: Mapping[str, Any]) -> None:
         try:
-            self._pass_on(kind, fields)
+            if kind == "metrics":
+                values = {name: value for name, value in fields.items() if name not in ("step", "time")}
+                self.tracker.metrics(fields["step"], values)
+            elif kind == "evaluation":
+                self.tracker.evaluation(fields["step"], fields)
+            elif kind == "closed":
+                self.tracker.close()
+            elif kind != "trajectory":
+                self.tracker.event(kind, fields)
         except Exception as error:  # a border: a tracker may be anyone's code
             raise ListenerFailed(f"tracker {self.name!r} failed at {kind!r}: {describe(error)}") from error
-
-    def _pass_on(self, kind: str, fields: Mapping[str, Any]) -> None:
-        if kind == "metrics":
-            values = {name: value for name, value in fields.items() if name not in ("step", "time")}
-            self.tracker.metrics(fields["step"], values)
-        elif kind == "evaluation":
-            self.tracker.evaluation(fields["step"], fields)
-        elif kind == "closed":
-            self.tracker.close()
-        elif kind != "trajectory":
-            self.tracker.event(kind, fields)
 
 
 def trackers_of(store: StoreConfig, folder: RunFolder) -> list[Listener]:

@@ -59,7 +59,7 @@ MUST_NEVER_SEE = {
     "rollout": HTTP,
 }
 COMMAND_FILES = {
-    "main", "options", "collect", "doctor", "env", "eval", "models", "profile", "serve", "train", "trajectories",
+    "main", "options", "collect", "doctor", "env", "eval", "models", "serve", "train", "trajectories",
 }  # fmt: skip
 HEAVY = TORCH | HTTP | {"numpy", "pydantic", "matplotlib", "tensorboard"}
 """What a command's module may import only inside its functions, so that `ludus --help` answers at once."""

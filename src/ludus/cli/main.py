@@ -34,7 +34,7 @@ COMMANDS = {
     "models": Place("ludus.cli.models", "app", "List and pull known models."),
     "trajectories": Place("ludus.cli.trajectories", "trajectories", "Find and read the trajectories of a run."),
     "report": Place("ludus.cli.trajectories", "report", "Write the report of a run: Markdown with plots."),
-    "profile": Place("ludus.cli.profile", "profile", "Show where the time of a run goes, and its bottleneck."),
+    "profile": Place("ludus.cli.trajectories", "profile", "Show where the time of a run goes, and its bottleneck."),
     "doctor": Place("ludus.cli.doctor", "doctor", "List what works on this machine and what is missing."),
 }
 

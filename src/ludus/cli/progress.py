@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludus.cli.scoreboard import Scoreboard
+from ludus.reports.curves import tokens_per_s
 
 if TYPE_CHECKING:
     from ludus.config import RunConfig
@@ -129,8 +130,8 @@ def _environments(board: Scoreboard) -> Table:
 def _facts(board: Scoreboard) -> list[str]:
     """The numbers that belong to no environment, without those that are missing or zero."""
     metrics, facts = board.metrics, []
-    if math.isfinite(board.tokens_per_s):
-        facts.append(f"{board.tokens_per_s:,.0f} tokens/s")
+    if math.isfinite(rate := tokens_per_s(metrics)):
+        facts.append(f"{rate:,.0f} tokens/s")
     if "staleness/mean" in metrics:
         mean, oldest = metrics["staleness/mean"], metrics["staleness/max"]
         facts.append(f"staleness {mean:.1f}, oldest {oldest:.0f} (bound {board.bound})")

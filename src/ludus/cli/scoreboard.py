@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ludus.reports.curves import tokens_per_s
 from ludus.store.lines import number
 
 if TYPE_CHECKING:
@@ -80,10 +79,6 @@ class Scoreboard:
             return None
         pace = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
         return max(0.0, pace * (self.steps - self.step) - (self._clock() - self._step_times[-1]))
-
-    @property
-    def tokens_per_s(self) -> float:
-        return tokens_per_s(self.metrics)
 
     def recent(self, name: str) -> float | None:
         """The mean over the last steps with this metric; not every batch has every environment."""

@@ -152,9 +152,15 @@ def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
 def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
     """Trainer and sessions as two bars of 100 %, because they run at the same time."""
     for row, (names, colours) in enumerate(((TRAINER_TIME, TRAINER_COLOURS), (SESSION_TIME, SESSION_COLOURS))):
-        _share_bar(axes, row, totals=[curve(metrics, name).values.sum() for name in names], colours=colours)
-        for label, colour in zip(names.values(), colours, strict=True):
-            axes.barh(row, 0, color=colour, label=label)
+        totals = [curve(metrics, name).values.sum() for name in names]
+        left, whole = 0.0, sum(totals) or 1.0
+        for total, label, colour in zip(totals, names.values(), colours, strict=True):
+            share = total / whole
+            axes.barh(row, share, left=left, color=colour, height=0.55, label=label)
+            if share > 0.08:
+                ink = "white" if colour == COLOURS[0] else INK
+                axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink)
+            left += share
     axes.set_yticks([0, 1], ["trainer", "sessions"])
     axes.set_ylim(1.6, -0.6)
     axes.set_xlim(0, 1)
@@ -262,17 +268,6 @@ def _smoothed(axes: Axes, each: Curve, *, colour: str = COLOURS[0], label: str =
 
 def _line(axes: Axes, each: Curve, values: np.ndarray, *, colour: str, label: str) -> None:
     axes.plot(each.steps, values, color=colour, label=label or None, marker="o" if len(each) == 1 else None)
-
-
-def _share_bar(axes: Axes, row: int, *, totals: Sequence[float], colours: Sequence[str]) -> None:
-    left, whole = 0.0, sum(totals)
-    for total, colour in zip(totals, colours, strict=True):
-        share = total / whole if whole else 0.0
-        axes.barh(row, share, left=left, color=colour, height=0.55)
-        if share > 0.08:
-            ink = "white" if colour == COLOURS[0] else INK
-            axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink)
-        left += share
 
 
 def _finish(axes: Axes, *, title: str, label: str, scale: Scale = "free", x: str = "optimiser step") -> None:

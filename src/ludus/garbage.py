@@ -1,8 +1,8 @@
-"""Python's collector of cycles, in processes that play thousands of sessions. Promise: what was there before the sessions is not looked
-through again and again, and what the sessions have once a minute, or when much more of it is there than last time.
+"""Rarer garbage collection for processes that play thousands of sessions. Promise: older objects
+are not scanned, those of the sessions once a minute or after many allocations.
 
-A collection visits every object of its generations, each token of each conversation included, and lets no thread run meanwhile: half a
-second, every few seconds (docs/log.md). A turn of ours leaves no cycle behind; an author's class may, with all that it holds.
+A collection visits every token of every conversation and blocks all threads: half a second, every
+few seconds (docs/log.md). Our turns leave no reference cycles behind; an environment's may.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 THRESHOLDS = (500_000, 10, 10)
-"""The first: so many more objects than at the last collection. Two thousand sessions at once have 330,000."""
+"""The first is the number of new objects; 2,000 concurrent sessions have 330,000."""
 EVERY_S = 60.0
 
 

@@ -82,7 +82,7 @@ def test_flags_go_on_top_of_a_run_file_and_overrides_on_top_of_flags(ludus, tmp_
         (["--model", "http://h/v1", "--environments", "guess", "--split", "tset"], "no tasks in its tset split"),
         (["--model", "http://h/v1", "--environments", "guess", "--attempts", "0"], "evaluation.attempts"),
         (["--model", "http://h/v1"], "the run has no environments"),
-        (["--environments", "guess"], "--model names what is to be evaluated"),
+        (["--environments", "guess"], "--model names the model to evaluate"),
         (["compare", "a", "b"], "'a' is not a run folder"),
     ],
 )
@@ -104,7 +104,7 @@ def test_collect_says_what_it_has_and_how_to_go_on(ludus, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "http://h/v1", "--mistakes", "0.5"], "is a solver's"),
+        (["--model", "http://h/v1", "--mistakes", "0.5"], "is for solvers"),
         (["--mistakes", "1.5"], "sft.mistakes"),
         (["--num", "0"], "sft.num_trajectories"),
         (["--tokenizer", "x"], "--tokenizer goes with --model"),

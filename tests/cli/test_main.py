@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_used_is_one_message_too(tmp_path):
     result = ludus("env", "new", "my_game", "--folder", str(tmp_path / "file"))
     assert result.returncode == 1
     assert result.stderr.startswith("ludus: FileExistsError: ")
-    assert "mend its permissions, or free space there" in result.stderr
+    assert "check its permissions and the free space" in result.stderr
     assert "Traceback" not in result.stderr
 
 

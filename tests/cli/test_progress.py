@@ -138,7 +138,7 @@ def test_a_line_holds_reward_and_success_of_every_environment():
 def test_an_evaluation_without_a_scored_session_has_no_rate():
     board = Scoreboard(CONFIG)
     board.update("evaluation", {"step": 4, "environments": [{"environment": "walk", "success": None}]})
-    assert board.held_out == {"walk": "unknown, nothing was scored, at step 4"}
+    assert board.held_out == {"walk": "unknown (no scored session) at step 4"}
 
 
 def test_on_a_terminal_the_display_ends_with_the_run_and_gives_the_cursor_back():
@@ -184,7 +184,7 @@ def test_a_clock_reads_like_one(seconds, text):
     assert clock_text(seconds) == text
 
 
-@pytest.mark.parametrize("kind", ["collapse", "collapsed", "no_gradient", "stall"])
+@pytest.mark.parametrize("kind", ["collapse", "collapsed", "no_gradient", "stall", "listener_failed"])
 def test_what_goes_badly_is_a_line_of_its_own(kind):
     file = io.StringIO()
     progress = Progress(CONFIG, console=Console(file=file))

@@ -134,7 +134,7 @@ def test_promise_7_ctrl_c_saves_says_how_to_resume_and_the_resumed_run_finishes(
     out, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130, err
     assert "Stopping after this step" in err
-    assert f"Go on with:  ludus train {run_file} pipeline.steps=1000000 --resume" in out
+    assert f"Resume:  ludus train {run_file} pipeline.steps=1000000 --resume" in out
     assert "Traceback" not in err
     reached = folder.metrics()[-1]["step"]
     code, out, err = ludus("train", run_file, f"pipeline.steps={reached + 2}", "--resume")

@@ -20,7 +20,7 @@ EVIL = "[bold red]not markup[/] \x1b[31mred\x1b[0m \u202eesrever \r\x07"
 @pytest.fixture
 def run(tmp_path):
     config = parse_config({"name": "first", "store": {"folder": str(tmp_path)}})
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=True) as recorder:
         for step in range(5):
             recorder.trajectory(make_trajectory(f"g{step}.0", reward=step / 4), step=step, group_id=f"g{step}")
         failed = make_trajectory(
@@ -44,7 +44,7 @@ def listed(text):
 def test_all_trajectories_are_listed_with_what_a_person_asks_first(run):
     text = ludus("trajectories", run)
     assert listed(text) == ["g0.0", "g1.0", "g2.0", "g3.0", "g4.0", "g9.0"]
-    assert "6 fit, 6 in all" in text
+    assert "6 match, 6 in total" in text
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_filters_choose(run, arguments, ids):
 
 def test_an_id_is_one_word_of_one_line_however_narrow_the_terminal_is(tmp_path):
     config, name = parse_config({"name": "first", "store": {"folder": str(tmp_path)}}), "eval-96/kv_store/test/70.0"
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=True) as recorder:
         recorder.trajectory(make_trajectory(name), step=96, group_id="kv_store/test/70", split="test")
     text = CliRunner().invoke(app, ["trajectories", str(config.folder)], env={"COLUMNS": "40"}).stdout
     (line,) = [line.split() for line in text.splitlines() if "kv_store" in line]
@@ -111,7 +111,7 @@ def test_markup_and_control_characters_of_a_model_are_shown_not_obeyed(tmp_path)
     turn = dataclasses.replace(
         trajectory.turns[0], action=Action(EVIL), observation=Observation(messages=(Message("tool", EVIL),))
     )
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=True) as recorder:
         recorder.trajectory(dataclasses.replace(trajectory, turns=(turn,)), step=0, group_id="g")
     text = ludus("trajectories", str(config.folder), "--show", "evil")
     assert "[bold red]not markup[/]" in text

@@ -90,7 +90,7 @@ class Setup:
 
     def make(self) -> Loop:
         folder = RunFolder.create(self.config)
-        recorder = Recorder(folder, tensorboard=False, trajectories=True, listeners=[self._heard])
+        recorder = Recorder(folder, trajectories=True, listeners=[self._heard])
         self.client = LocalClient([self.environment])
         tasks = {"fake": self.environment.tasks("train")}
         self.loop = Loop(

@@ -1,18 +1,14 @@
-import json
-import subprocess
-import sys
-
 import pytest
 
 from ludus.errors import StoreFailed
 from ludus.store import recorder as recorder_module
-from ludus.store.recorder import Recorder
+from ludus.store.recorder import ListenerFailed, Recorder
 from ludus.store.run_folder import RunFolder
 from tests.store.examples import make_trajectory
 
 
 def open_recorder(config, **options):
-    return Recorder(RunFolder.create(config), **({"tensorboard": False, "trajectories": True} | options))
+    return Recorder(RunFolder.create(config), **({"trajectories": True} | options))
 
 
 def test_everything_is_readable_while_the_run_goes_on(config):
@@ -69,33 +65,27 @@ def test_a_full_disk_stops_the_run_with_a_name_and_a_next_move(config):
     assert next(RunFolder.open(config.folder).records())["id"] == "kept"
 
 
-def scalars(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+def test_a_listener_that_the_run_can_do_without_is_reported_once_and_the_run_continues(config):
+    heard = []
 
-    accumulator = EventAccumulator(str(folder.tensorboard))
-    accumulator.Reload()
-    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+    def broken(kind, fields):
+        raise ListenerFailed("gone")
+
+    with open_recorder(config, listeners=[broken, lambda kind, fields: heard.append(kind)]) as recorder:
+        recorder.metrics(1, {"staleness/max": 1})
+        recorder.metrics(2, {"staleness/max": 1})
+    assert heard == ["metrics", "listener_failed", "metrics", "closed"]
+    reader = RunFolder.open(config.folder)
+    assert [line["step"] for line in reader.metrics()] == [1, 2]
+    (event,) = reader.events()
+    assert event["text"] == "gone. The run continues without it."
 
 
-def test_tensorboard_reads_the_metrics_and_a_resumed_run_draws_one_curve(config):
-    with open_recorder(config, tensorboard=True) as recorder:
-        for step in (1, 2, 3):
-            recorder.metrics(step, {"train/reward/guess": step / 4})
-    with Recorder(RunFolder.resume(config, step=1), tensorboard=True, trajectories=False) as recorder:
-        recorder.metrics(2, {"train/reward/guess": 0.75})
-    assert scalars(recorder.folder) == {"train/reward/guess": [(1, 0.25), (2, 0.75)]}
+def test_a_listener_that_fails_at_the_end_is_reported_too(config):
+    def broken(kind, fields):
+        if kind == "closed":
+            raise ListenerFailed("gone")
 
-
-def test_recording_with_tensorboard_never_imports_torch(tmp_path):
-    script = f"""
-import json, sys
-from ludus.config import parse_config
-from ludus.store.recorder import Recorder
-from ludus.store.run_folder import RunFolder
-config = parse_config({{"store": {{"folder": {str(tmp_path)!r}}}}})
-with Recorder(RunFolder.create(config), tensorboard=True, trajectories=True) as recorder:
-    recorder.metrics(1, {{"optimizer/loss": 1.0}})
-print(json.dumps(sorted({{"torch", "transformers", "tensorflow", "matplotlib"}} & set(sys.modules))))
-"""
-    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert json.loads(output) == []
+    with open_recorder(config, listeners=[broken]):
+        pass
+    assert [event["kind"] for event in RunFolder.open(config.folder).events()] == ["listener_failed"]

@@ -67,12 +67,12 @@ def test_the_lock_of_a_killed_process_is_taken_over(config):
 
 
 def test_resuming_cuts_the_metrics_after_the_step_and_marks_the_trajectories(config):
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=True) as recorder:
         for step in (1, 2, 3):
             recorder.metrics(step, {"train/reward/guess": step})
             recorder.evaluation(step, {"environments": []})
             recorder.trajectory(make_trajectory(f"first-{step}"), step=step, group_id="g")
-    with Recorder(RunFolder.resume(config, step=2), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.resume(config, step=2), trajectories=True) as recorder:
         recorder.metrics(3, {"train/reward/guess": 30.0})
         recorder.trajectory(make_trajectory("second-3"), step=3, group_id="g")
 
@@ -92,10 +92,10 @@ def test_a_resumed_run_may_be_longer_than_the_first(config):
 
 
 def test_a_group_that_a_resumed_run_played_again_is_read_once(config):
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=True) as recorder:
         for name in ("trained", "untrained", "never-again"):
             recorder.trajectory(make_trajectory(name, reward=0.0), step=2, group_id="g")
-    with Recorder(RunFolder.resume(config, step=2), tensorboard=False, trajectories=True) as recorder:
+    with Recorder(RunFolder.resume(config, step=2), trajectories=True) as recorder:
         recorder.trajectory(make_trajectory("untrained", reward=1.0), step=3, group_id="g")
     read = [stored.trajectory for stored in RunFolder.open(config.folder).read_trajectories()]
     assert [(each.id, each.reward) for each in read] == [("trained", 0), ("never-again", 0), ("untrained", 1)]

@@ -1,53 +1,52 @@
-"""`ludus collect`: data for warm starts. Imports what is heavy inside, so that `ludus --help` stays quick."""
+"""`ludus collect`: data for warm starts."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-RunFile = Annotated[Path | None, typer.Argument(help="A TOML run file; optional.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as seed=7.", show_default=False)]
+from ludus.cli import options
 
 
 def collect(
-    run_file: RunFile = None,
-    overrides: Overrides = None,
-    environments: Annotated[
-        str, typer.Option(help="Names, module:Class or file.py, with commas between; or all.")
-    ] = "",
+    run_file: options.RunFile = None,
+    overrides: options.Overrides = None,
+    environments: options.Environments = "",
     model: Annotated[
-        str, typer.Option(help="Who plays, as for `ludus eval`; empty: the environments' own solvers.")
+        str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the environments' solvers.")
     ] = "",
-    tokenizer: Annotated[
-        str, typer.Option(help="With a URL that returns token ids: the model's folder or name, for its tokenizer.")
-    ] = "",
-    num: Annotated[int | None, typer.Option(help="Trajectories in all; sft.num_trajectories.")] = None,
+    tokenizer: options.Tokenizer = "",
+    num: Annotated[int | None, typer.Option(help="Number of trajectories. Default: sft.num_trajectories.")] = None,
     mistakes: Annotated[
-        float | None, typer.Option(help="Chance that a solver plays a random valid action; sft.mistakes.")
+        float | None,
+        typer.Option(help="Probability from 0 to 1 that a solver plays a random valid action. Default: sft.mistakes."),
     ] = None,
-    split: Annotated[str, typer.Option(help="Which tasks.")] = "train",
-    name: Annotated[str, typer.Option(help="The run's name; its folder is runs/NAME.")] = "",
+    split: Annotated[str, typer.Option(help="Split of the tasks to play.")] = "train",
+    name: Annotated[
+        str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: the run file's, or collect.")
+    ] = "",
     dataset: Annotated[
-        bool, typer.Option("--dataset", help="Also write RUN/dataset, which Hugging Face's datasets loads.")
+        bool, typer.Option("--dataset", help="Also write RUN/dataset for Hugging Face's `datasets`.")
     ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")] = False,
+    dry_run: options.DryRun = False,
 ) -> None:
-    """Store what solvers, or a model, do. `ludus sft ... sft.trajectories=RUN` clones it."""
-    from ludus.cli.eval import resolve
+    """Store trajectories of solvers or of a model, for warm starts.
+
+    `ludus sft ... sft.trajectories=RUN` clones them. Repeat the command to continue an interrupted
+    collection.
+    """
     from ludus.cli.progress import Progress
-    from ludus.cli.train import finish_dry_run, interruptible
     from ludus.errors import ConfigError
     from ludus.launch.collect import collect as play
 
     if model and mistakes is not None:
-        raise ConfigError(f"--mistakes {mistakes} is a solver's; {model!r} makes its own. Leave one of the two out.")
+        raise ConfigError(f"--mistakes {mistakes} is for solvers, and --model {model!r} plays instead. Leave one out")
     if tokenizer and not model:
         raise ConfigError("--tokenizer goes with --model URL; solvers need none")
     given = {"sft.num_trajectories": num, "sft.mistakes": mistakes}
     keys = [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = resolve(
+    config = options.resolve(
         run_file,
         [*(overrides or []), *keys],
         command="collect",
@@ -55,10 +54,9 @@ def collect(
         tokenizer=tokenizer,
         environments=environments,
         name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
+        dry_run=dry_run,
     )
-    if dry_run:
-        finish_dry_run(config, trains=False)
-    result = interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
+    result = options.interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")
     print(
@@ -66,12 +64,9 @@ def collect(
         f"success {result['success']:.0%}, {result['unscored']} unscored."
     )
     if dataset:
-        print(f"Dataset: {_write_dataset(config.folder)}")
+        from ludus.store.dataset import write_dataset
+        from ludus.store.run_folder import RunFolder
+
+        trajectories = RunFolder.open(config.folder).read_trajectories()
+        print(f"Dataset: {write_dataset(config.folder / 'dataset', trajectories)}")
     print(f"Clone them:  ludus sft ... sft.trajectories={config.folder}")
-
-
-def _write_dataset(run: Path) -> Path:
-    from ludus.store.dataset import write_dataset
-    from ludus.store.run_folder import RunFolder
-
-    return write_dataset(run / "dataset", RunFolder.open(run).read_trajectories())

@@ -1,4 +1,4 @@
-"""The `ludus` command. Promise: help answers at once, because a command's module is imported only when the command is called."""
+"""The `ludus` command. Promise: `--help` is fast, because it imports no command's module."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ludus import __version__
 
 
 class Place(NamedTuple):
-    """Where a command lives, and what `ludus --help` says about it without importing it. A place named `app` is a group of commands."""
+    """Where a command is, and its line in `ludus --help`. `app` is a group of commands."""
 
     module: str
     attribute: str
@@ -23,34 +23,32 @@ class Place(NamedTuple):
 
 
 COMMANDS = {
-    "quickstart": Place("ludus.cli.train", "quickstart", "A tiny agent learns three worlds on this CPU, in minutes."),
-    "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning, from a run file."),
-    "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model: a warm start."),
-    "evolve": Place("ludus.cli.evolve", "evolve", "Play, clone one's own successes, and again (AgentEvol)."),
-    "eval": Place("ludus.cli.eval", "app", "Success on held-out tasks; compares two models."),
-    "collect": Place("ludus.cli.collect", "collect", "Store what solvers or an outside model do, for warm starts."),
+    "quickstart": Place("ludus.cli.train", "quickstart", "Train a tiny agent on three worlds on this CPU, in minutes."),
+    "train": Place("ludus.cli.train", "train", "Train a model with reinforcement learning."),
+    "sft": Place("ludus.cli.train", "sft", "Clone trajectories or solvers into a model (warm start)."),
+    "evolve": Place("ludus.cli.train", "evolve", "Play, clone the successes, and repeat (AgentEvol)."),
+    "eval": Place("ludus.cli.eval", "app", "Evaluate models on held-out tasks and compare them."),
+    "collect": Place("ludus.cli.collect", "collect", "Store trajectories of solvers or models, for warm starts."),
     "env": Place("ludus.cli.env", "app", "List, write, check and play environments."),
     "serve": Place("ludus.cli.serve", "app", "Serve environments (controller, workers) or a model."),
     "models": Place("ludus.cli.models", "app", "List and pull known models."),
-    "trajectories": Place(
-        "ludus.cli.trajectories", "trajectories", "Find a run's trajectories, and read one as a conversation."
-    ),
-    "report": Place("ludus.cli.trajectories", "report", "Write a run's report: Markdown with plots."),
-    "profile": Place("ludus.cli.profile", "profile", "Where a run's time goes, and what holds it up, in words."),
-    "doctor": Place("ludus.cli.doctor", "doctor", "What works on this machine, and what is missing."),
+    "trajectories": Place("ludus.cli.trajectories", "trajectories", "Find and read the trajectories of a run."),
+    "report": Place("ludus.cli.trajectories", "report", "Write the report of a run: Markdown with plots."),
+    "profile": Place("ludus.cli.trajectories", "profile", "Show where the time of a run goes, and its bottleneck."),
+    "doctor": Place("ludus.cli.doctor", "doctor", "List what works on this machine and what is missing."),
 }
 
 PLAIN = None
-"""Of all help texts: rich would swallow the [section] of a run file as markup, and importing it takes as long as all the rest of --help."""
+"""No markup in help texts: rich would parse [section] as markup, and slows down --help."""
 
 
 class LazyGroup(TyperGroup):
-    """Lists stand-ins with their help texts; imports the real command when it is resolved."""
+    """Lists placeholders with their help texts, and imports a command when it is resolved."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # here, because typer would make a silent exit of it
+        except KeyboardInterrupt:  # here, because typer would exit silently
             print("ludus: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
 
@@ -93,31 +91,36 @@ def _print_version(asked: bool) -> None:
 def _ludus(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Ludus trains language-model agents with reinforcement learning: multi-turn, many environments at once, asynchronously."""
+    """Train language-model agents with reinforcement learning, in many environments at once.
+
+    `ludus COMMAND --help` describes a command.
+    """
 
 
-_told_by_python = warnings.formatwarning
+_default_format = warnings.formatwarning
 
 
-def _told(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
-    """A warning of ours is for the user, who need not know which line of ours it came from."""
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Our own warnings are for the user, so they come without the line of code."""
     if os.path.dirname(os.path.dirname(__file__)) in filename:
         return f"warning: {message}\n"
-    return _told_by_python(message, category, filename, lineno, line)
+    return _default_format(message, category, filename, lineno, line)
 
 
 def main() -> None:
-    """The entry point: a failure we named, or a file that cannot be used, is one message on stderr. LUDUS_DEBUG=1 shows the traceback."""
-    warnings.formatwarning = _told
+    """The entry point. A LudusError or an OSError about a file becomes one message on stderr."""
+    warnings.formatwarning = _format_warning
     try:
         app()
     except Exception as error:
-        from ludus.errors import LudusError  # it imports asyncio, which help does not need
+        from ludus.errors import LudusError  # imports asyncio, which --help does not need
 
         named = isinstance(error, LudusError)
         if not (named or (isinstance(error, OSError) and error.filename)) or os.environ.get("LUDUS_DEBUG") == "1":
             raise
-        move = "" if named else "; mend its permissions, or free space there (LUDUS_DEBUG=1 shows where it was wanted)"
+        move = "" if named else "; check its permissions and the free space (LUDUS_DEBUG=1 shows the traceback)"
         print(f"ludus: {type(error).__name__}: {error}{move}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

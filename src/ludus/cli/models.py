@@ -1,4 +1,4 @@
-"""`ludus models`: what can be had by a short name, and getting it."""
+"""`ludus models`: known models, and fetching them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="List and pul
 
 @app.command("list")
 def list_models() -> None:
-    """Known models, and those that are on this machine."""
+    """List known models and those on this machine."""
     from rich.console import Console
     from rich.table import Table
 
@@ -27,8 +27,8 @@ def list_models() -> None:
 
 
 @app.command()
-def pull(name: str = typer.Argument(help="A name from `ludus models list`.")) -> None:
-    """Fetch a known model, and convert it where needed."""
+def pull(name: str = typer.Argument(help="Name of the model, from `ludus models list`.")) -> None:
+    """Fetch a known model and print its folder."""
     from ludus.models.loading.pull import pull as fetch
 
     print(fetch(name, tell=lambda line: typer.echo(line, err=True)))

@@ -1,7 +1,7 @@
-"""The display of a running run: a listener of its Recorder. Promise: it costs nothing noticeable, and never ends the run it shows.
+"""The progress display: a listener of the Recorder. Promise: it is cheap, and never ends the run.
 
-On a terminal a panel is redrawn twice a second, from the latest numbers; elsewhere there is one line per step, at most one every
-few seconds. It writes to stderr, so that what a command prints on stdout can be piped.
+A terminal gets a panel that is redrawn twice a second, anything else at most one line every 5 s.
+It writes to stderr, so that stdout can be piped.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ludus.cli.scoreboard import Scoreboard
+from ludus.reports.curves import tokens_per_s
 
 if TYPE_CHECKING:
     from ludus.config import RunConfig
 
 PLAIN_EVERY_S = 5.0
-TOLD = ("collapse", "collapsed", "no_gradient", "stall")
-"""Events whose text a person must see when it happens: the run goes badly, or is about to end before its last step."""
+WARNINGS = ("collapse", "collapsed", "no_gradient", "stall", "listener_failed")
+"""Events whose text is shown at once, as a warning."""
 
 
 class Progress:
-    """`Recorder(..., listeners=[Progress(config)])`. It stops when the Recorder closes."""
+    """Recorder(..., listeners=[Progress(config)]). It stops when the Recorder closes."""
 
     def __init__(
         self, config: RunConfig, *, console: Console | None = None, clock: Callable[[], float] = time.monotonic
@@ -46,34 +47,31 @@ class Progress:
             if self._gone:
                 return
             if kind == "closed":
-                self._close()
-            elif kind in TOLD:
+                if self._live is not None:
+                    self._live.stop()
+                    self._live = None
+            elif kind in WARNINGS:
                 self._warn(str(fields["text"]))
             elif self._console.is_terminal:
                 self._open()
             elif kind in ("metrics", "evaluation") or (kind == "trajectory" and self.board.is_playing):
                 self._print_line(kind)
-        except OSError:  # the terminal or the pipe is gone: the run goes on without a display
+        except OSError:  # the terminal or pipe is gone: the run continues without a display
             self._live, self._gone = None, True
 
     def _open(self) -> None:
-        """With the first event, not before: until then a wrong run file may end the command with a message of its own."""
+        """At the first event: before it, a wrong run file may end the command with a message."""
         if self._live is None:
             self._live = Live(
                 get_renderable=lambda: panel(self.board),
                 console=self._console,
                 refresh_per_second=2,
-                redirect_stdout=sys.stdout.isatty(),  # what is piped must not end up in the display
+                redirect_stdout=sys.stdout.isatty(),  # piped output must not end up in the display
             )
             self._live.start()
 
-    def _close(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
-
     def _warn(self, text: str) -> None:
-        """A line of its own, which stays: above the panel on a terminal."""
+        """Prints a line that stays; on a terminal above the panel."""
         if self._live is not None:
             self._live.console.print(Text(f"warning: {text}", style="yellow"))
         else:
@@ -84,23 +82,15 @@ class Progress:
         last_step = board.num_evaluated == board.num_evaluating if board.is_playing else board.step == board.steps
         if kind == "evaluation" or last_step or now - self._last_line >= PLAIN_EVERY_S:
             self._last_line = now
-            texts = {"evaluation": held_out_line, "trajectory": played_line}
-            text = texts.get(kind, step_line)(board)
-            print(
-                text, file=self._console.file, flush=True
-            )  # not console.print: rich ends the process when a pipe closes
-
-
-# ------------------------------------------------------------------------------------------------ terminal
+            text = {"evaluation": held_out_line, "trajectory": played_line}.get(kind, step_line)(board)
+            # not console.print: rich ends the process when a pipe closes
+            print(text, file=self._console.file, flush=True)
 
 
 def panel(board: Scoreboard) -> Group:
-    parts: list[Any] = [_head(board)]
-    if board.environments:
-        parts.append(_environments(board))
-    if facts := _facts(board):
-        parts.append(Text("  " + " · ".join(facts), style="dim"))
-    return Group(*parts)
+    environments = [_environments(board)] if board.environments else []
+    facts = _facts(board)
+    return Group(_head(board), *environments, *([Text("  " + " · ".join(facts), style="dim")] if facts else []))
 
 
 def _head(board: Scoreboard) -> Table:
@@ -112,7 +102,7 @@ def _head(board: Scoreboard) -> Table:
         unit = "step" if board.steps else "session"
         cells += [ProgressBar(total=max(1, total), completed=done, width=30), Text(f"{unit} {done}/{total}")]
     head = Table.grid(padding=(0, 1))
-    head.add_row(*cells, Text(f"{clock_text(board.elapsed_s)} gone{left}", style="dim"))
+    head.add_row(*cells, Text(f"{clock_text(board.elapsed_s)} elapsed{left}", style="dim"))
     return head
 
 
@@ -138,10 +128,10 @@ def _environments(board: Scoreboard) -> Table:
 
 
 def _facts(board: Scoreboard) -> list[str]:
-    """The numbers that belong to no environment; those that a phase does not have, or that are zero and good, are left out."""
+    """The numbers that belong to no environment, without those that are missing or zero."""
     metrics, facts = board.metrics, []
-    if math.isfinite(board.tokens_per_s):
-        facts.append(f"{board.tokens_per_s:,.0f} tokens/s")
+    if math.isfinite(rate := tokens_per_s(metrics)):
+        facts.append(f"{rate:,.0f} tokens/s")
     if "staleness/mean" in metrics:
         mean, oldest = metrics["staleness/mean"], metrics["staleness/max"]
         facts.append(f"staleness {mean:.1f}, oldest {oldest:.0f} (bound {board.bound})")
@@ -164,14 +154,11 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-# ------------------------------------------------------------------------------------------------ plain lines
-
-
 def step_line(board: Scoreboard) -> str:
     rates = [
-        f"{name} {_number(board.recent(f'train/reward/{name}'), '.2f')} ({_number(board.recent(f'train/success/{name}'), '.0%')})"
+        f"{name} {reward:.2f} ({_number(board.recent(f'train/success/{name}'), '.0%')})"
         for name in board.environments
-        if f"train/reward/{name}" in board.history
+        if (reward := board.recent(f"train/reward/{name}")) is not None
     ]
     scores = ["reward (success): " + ", ".join(rates)] if rates else []
     left = [f"{clock_text(board.left_s)} left"] if board.left_s else []
@@ -183,7 +170,7 @@ def held_out_line(board: Scoreboard) -> str:
 
 
 def played_line(board: Scoreboard) -> str:
-    return f"{board.phase}: session {board.num_evaluated}/{board.num_evaluating}, {clock_text(board.elapsed_s)} gone"
+    return f"{board.phase}: session {board.num_evaluated}/{board.num_evaluating}, {clock_text(board.elapsed_s)} elapsed"
 
 
 def clock_text(seconds: float | None) -> str:

@@ -1,4 +1,4 @@
-"""What a run looks like right now, from the events it tells its listeners. No terminal here: `progress` draws it."""
+"""The current state of a run, collected from what its Recorder reports; `progress` draws it."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ludus.reports.curves import tokens_per_s
 from ludus.store.lines import number
 
 if TYPE_CHECKING:
     from ludus.config import RunConfig
 
 RECENT = 5
-"""Steps that the shown reward and success are the mean of."""
+"""Number of steps over which shown rewards and success rates are averaged."""
 REMEMBERED = 1000
-"""Steps that a trend shows."""
+"""Number of steps in a trend."""
 BARS = "▁▂▃▄▅▆▇█"
 
 
 class Scoreboard:
-    """Fed by `update(kind, fields)`; cheap, because it is called for every trajectory.
+    """Updated by update(kind, fields), which is cheap because every trajectory calls it.
 
     The display's thread reads while the run's thread writes, so readers copy before they iterate.
     """
@@ -47,9 +46,9 @@ class Scoreboard:
         if kind == "metrics":
             self._step(fields)
         elif kind == "trajectory":
-            played_for_itself = fields["split"] != "train" or self.phase == "collecting"
-            self.num_trajectories += not played_for_itself
-            self.num_evaluated += played_for_itself
+            evaluated = fields["split"] != "train" or self.phase == "collecting"
+            self.num_trajectories += not evaluated
+            self.num_evaluated += evaluated
         elif kind == "evaluation":
             self._evaluated(fields)
         elif kind == "started":
@@ -59,18 +58,14 @@ class Scoreboard:
         elif kind == "cloning":
             self._begin("cloning", step=0, steps=fields["steps"])
 
-    # ------------------------------------------------------------------------------------------------ shown
-
     @property
     def environments(self) -> list[str]:
-        prefix = "train/reward/"
-        return sorted(
-            {name.removeprefix(prefix) for name in list(self.history) if name.startswith(prefix)} | set(self.held_out)
-        )
+        rewards = [name.partition("train/reward/") for name in list(self.history)]
+        return sorted({name for _, found, name in rewards if found} | set(self.held_out))
 
     @property
     def is_playing(self) -> bool:
-        """Sessions are all there is: `ludus eval`, `ludus collect`."""
+        """The run has no steps: `ludus eval`, `ludus collect`."""
         return self.phase in ("evaluating", "collecting")
 
     @property
@@ -79,18 +74,14 @@ class Scoreboard:
 
     @property
     def left_s(self) -> float | None:
-        """By the pace of the last steps; None before there is one."""
+        """Estimated from the last steps; None before the first one."""
         if len(self._step_times) < 2:
             return None
         pace = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
         return max(0.0, pace * (self.steps - self.step) - (self._clock() - self._step_times[-1]))
 
-    @property
-    def tokens_per_s(self) -> float:
-        return tokens_per_s(self.metrics)
-
     def recent(self, name: str) -> float | None:
-        """The mean over the last steps that had this metric: an environment is not in every batch."""
+        """The mean over the last steps with this metric; not every batch has every environment."""
         values = list(self.history.get(name, ()))[-RECENT:]
         return sum(values) / len(values) if values else None
 
@@ -99,8 +90,6 @@ class Scoreboard:
 
     def total(self, prefix: str) -> int:
         return sum(count for name, count in list(self.totals.items()) if name.startswith(prefix))
-
-    # ------------------------------------------------------------------------------------------------ events
 
     def _begin(self, phase: str, *, step: int, steps: int) -> None:
         self.phase, self.step, self.steps = phase, step, steps
@@ -118,17 +107,17 @@ class Scoreboard:
 
     def _evaluated(self, report: Mapping[str, Any]) -> None:
         self.num_evaluated = 0
-        if len(self._step_times) == 1:  # evaluated before the first step: that time says nothing about a step's
+        if len(self._step_times) == 1:  # the evaluation before the first step is not part of a step's time
             self._step_times[0] = self._clock()
         for result in report.get("environments", ()):
             rates = [number(result.get(key)) for key in ("success", "success_low", "success_high")]
             low, high = (f"{rate:.0%}".rstrip("%") for rate in rates[1:])
-            success = f"{rates[0]:.0%} [{low}, {high}]" if not math.isnan(rates[0]) else "unknown, nothing was scored,"
+            success = f"{rates[0]:.0%} [{low}, {high}]" if not math.isnan(rates[0]) else "unknown (no scored session)"
             self.held_out[result["environment"]] = f"{success} at step {report['step']}"
 
 
 def sparkline(values: Iterable[float], *, low: float | None = None, high: float | None = None, width: int = 10) -> str:
-    """The course of a metric in `width` characters: [0, .5, 1] -> '▁▅█'."""
+    """The trend of a metric in `width` characters: [0, .5, 1] -> '▁▅█'."""
     values = [value for value in values if value == value]  # without NaN
     if not values:
         return ""

@@ -1,4 +1,4 @@
-"""`ludus train`, `sft` and `quickstart`. Imports what is heavy inside, so that `ludus --help` stays quick."""
+"""`ludus train`, `sft`, `evolve` and `quickstart`."""
 
 from __future__ import annotations
 
@@ -8,137 +8,99 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ludus.cli.options import DryRun, Overrides, RunFile, interruptible, resolve
+
 if TYPE_CHECKING:
     from ludus.config import RunConfig
     from ludus.pipeline.loop import Loop
 
-RunFile = Annotated[
-    Path | None, typer.Argument(help="A TOML run file, e.g. configs/quickstart.toml.", show_default=False)
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(help="Overrides such as trainer.lr=1e-4 model.name=smollm2-135m.", show_default=False),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and stop.")]
+EvolveFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file with [evolve] and [sft].")]
 
 
 def train(
     run_file: RunFile = None,
     overrides: Overrides = None,
     model: Annotated[
-        str, typer.Option(help="A folder, a pulled model, a hub name, a run or a checkpoint's folder; or tiny.")
+        str, typer.Option(help="Folder, pulled model, hub name, run, checkpoint folder, or tiny. Default: model.name.")
     ] = "",
     environments: Annotated[
-        str, typer.Option(help="Names, module:Class or file.py, with commas between, beside those of the run file.")
+        str, typer.Option(help="Comma-separated names, module:Class or file.py, added to those of the run file.")
     ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint of this run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume this run from its newest checkpoint.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Train a model with reinforcement learning, from a run file, or with `--model M --environments A,B` from none.
+    """Train a model with reinforcement learning.
 
-    Device, dtype, batch sizes and the engine's memory are chosen by what is here; --dry-run prints them.
+    Takes a run file, or `--model M --environments A,B` alone. Device, dtype, batch sizes and the
+    engine's memory are chosen for this machine; --dry-run prints them. Ctrl-C finishes the step and
+    saves a checkpoint.
     """
     config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
     result = _train(config, resume=resume)
     if not result["finished"]:
-        words = ["ludus", "train", *([str(run_file)] if run_file else []), *(overrides or [])]
-        words += [word for flag in (("--model", model), ("--environments", environments)) if flag[1] for word in flag]
-        again = shlex.join([*words, "--resume"])
-        print(f"Stopped at step {result['version']}; nothing is lost. Go on with:  {again}")
+        flags = {"--model": model, "--environments": environments}
+        again = ["ludus", "train", *([str(run_file)] if run_file else []), *(overrides or [])]
+        again += [part for flag, value in flags.items() if value for part in (flag, value)]
+        print(f"Stopped at step {result['version']} with a checkpoint. Resume:  {shlex.join([*again, '--resume'])}")
         sys.exit(130)
     _print_evaluations(result)
     print(f"Model: {result['export']}\nReport: {result['report']}\nTrajectories: ludus trajectories {config.folder}")
 
 
 def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
-    """Clone trajectories, or the environments' own solvers, into a model: a warm start."""
+    """Clone trajectories, or the environments' solvers, into a model (warm start)."""
     config = resolve(run_file, overrides, command="sft", dry_run=dry_run)
     result = _sft(config)
     print(f"Cloned {result['trajectories']} trajectories (success {result['success']:.0%}), loss {result['loss']:.3f}.")
     print(f"Model: {result['export']}\nTrain it:  ludus train ... model.name={result['export']}")
 
 
+def evolve(run_file: EvolveFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
+    """Play, keep the successes, clone them, and repeat (AgentEvol)."""
+    from ludus.cli.progress import Progress
+    from ludus.launch.evolve import evolve as play_and_clone
+
+    config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
+    result = interruptible(play_and_clone(config, listeners=[Progress(config)]))
+    rates = ", ".join(f"{rate:.0%}" for rate in result["success"])
+    print(f"Success while playing, by round: {rates}. Cloned {result['kept']} trajectories.\nModel: {result['export']}")
+
+
 def quickstart(
-    run_file: Annotated[Path, typer.Argument(help="A run file with an [sft] section.")] = Path(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN_FILE", help="TOML run file with an [sft] section.")] = Path(
         "configs/quickstart.toml"
     ),
     overrides: Overrides = None,
 ) -> None:
-    """A tiny agent learns three worlds on this machine's CPU: cloned from a mediocre player, then trained."""
+    """Train a tiny agent on three worlds on this CPU, in minutes.
+
+    Clones a scripted policy that makes random mistakes, then trains the clone.
+    """
     began = time.monotonic()
-    config = _fresh_name(resolve(run_file, overrides, command="quickstart", dry_run=False))
-    print("Warm start: cloning a player who knows the rules and plays badly.")
+    config = _fresh_name(resolve(run_file, overrides, command="quickstart"))
+    print("Warm start: cloning a scripted policy that makes random mistakes.")
     warm = _sft(config.model_copy(update={"name": f"{config.name}-sft"}))
     model = config.model.model_copy(update={"name": warm["export"]})
     print(
-        f"Cloned {warm['trajectories']} trajectories, of which {warm['success']:.0%} succeeded. Now reinforcement learning."
+        f"Cloned {warm['trajectories']} trajectories; {warm['success']:.0%} succeeded. Starting reinforcement learning."
     )
     result = _train(config.model_copy(update={"model": model}), resume=False)
     if not result["finished"]:
-        print(f"Stopped at step {result['version']}. Go on with:  ludus train {config.folder}/config.toml --resume")
+        print(f"Stopped at step {result['version']}. Resume:  ludus train {config.folder}/config.toml --resume")
         sys.exit(130)
     _print_evaluations(result)
     print(f"Report: {result['report']}\nRead some trajectories:  ludus trajectories {config.folder}")
-    line = {"before": result["before"]["mean_success"][0], "after": result["after"]["mean_success"][0]}
-    print(json.dumps({**{k: round(v, 4) for k, v in line.items()}, "train_s": round(time.monotonic() - began, 1)}))
-
-
-def resolve(
-    run_file: Path | None,
-    overrides: list[str] | None,
-    *,
-    command: str,
-    model: str = "",
-    environments: str = "",
-    dry_run: bool,
-) -> RunConfig:
-    """The run that a command was asked for. After a dry run's print it does not return."""
-    from ludus.cli.unread import refuse_unread
-    from ludus.config import load_config
-
-    given = list(overrides or [])
-    if run_file is not None and "=" in str(run_file):  # overrides alone: everything else keeps its default
-        given, run_file = [str(run_file), *given], None
-    chosen: dict[str, str] = {}
-    if model or environments:
-        from ludus.launch.names import model_keys, named_environments
-
-        given = [*([f"model.name={model}"] if model == "tiny" else model_keys(model) if model else []), *given]
-        chosen = named_environments(environments) if environments else {}
-    config = load_config(run_file, given, environments=chosen)
-    refuse_unread(given, command=command)
-    if dry_run:
-        finish_dry_run(config)
-    return config
-
-
-def finish_dry_run(config: RunConfig, *, trains: bool = True) -> None:
-    from ludus.config import HERE, WORKERS, dump_config
-    from ludus.launch.environments import make_environments
-
-    make_environments(config, at=(HERE, WORKERS))  # names and options are checked too, where their code is ours
-    print(dump_config(config), end="")
-    if config.engine.kind == "embedded":
-        from ludus.launch.devices import chosen
-        from ludus.models.loading.load import locate
-
-        print(
-            "\n".join(["", "# On this machine:", *(f"#   {line}" for line in chosen(config, trains=trains))]),
-            flush=True,
-        )
-        if config.model.name != "tiny":
-            locate(config.model.name)  # a folder that is not here would end the run too
-    raise typer.Exit
+    line = {name: round(result[name]["mean_success"][0], 4) for name in ("before", "after")}
+    print(json.dumps({**line, "train_s": round(time.monotonic() - began, 1)}))
 
 
 def _fresh_name(config: RunConfig) -> RunConfig:
-    """The quickstart can be run again and again: quickstart, quickstart-2, ..."""
+    """The first free name of quickstart, quickstart-2, ..., so that the command can be repeated."""
     for number in range(1, 10_000):
         name = config.name if number == 1 else f"{config.name}-{number}"
         renamed = config.model_copy(update={"name": name})
@@ -147,27 +109,22 @@ def _fresh_name(config: RunConfig) -> RunConfig:
     raise AssertionError("ten thousand quickstarts")
 
 
-def _listeners(config: RunConfig) -> list[Any]:
-    from ludus.cli.progress import Progress
-
-    return [Progress(config)]
-
-
 def _sft(config: RunConfig) -> dict[str, Any]:
+    from ludus.cli.progress import Progress
     from ludus.launch.clone import sft as clone
 
-    return interruptible(clone(config, listeners=_listeners(config)))
+    return interruptible(clone(config, listeners=[Progress(config)]))
 
 
 def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
-    # outside the loop, where a Ctrl-C would wait for it to be imported
-    from ludus.launch.train import train as train_run
+    from ludus.cli.progress import Progress
+    from ludus.launch.train import train as train_run  # before the event loop starts, or Ctrl-C waits for the import
 
-    return interruptible(train_run(config, resume=resume, listeners=_listeners(config), on_loop=_stop_on_ctrl_c))
+    return interruptible(train_run(config, resume=resume, listeners=[Progress(config)], on_loop=_stop_on_ctrl_c))
 
 
 def _stop_on_ctrl_c(loop: Loop) -> None:
-    """The first Ctrl-C (or SIGTERM) finishes the step and saves; the second one interrupts."""
+    """The first SIGINT or SIGTERM finishes the step and saves; the second one cancels."""
     running = asyncio.get_running_loop()
     task = asyncio.current_task()
 
@@ -183,16 +140,11 @@ def _stop_on_ctrl_c(loop: Loop) -> None:
         running.add_signal_handler(number, stop)
 
 
-def interruptible(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    try:
-        return asyncio.run(work)
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
-
-
 def _print_evaluations(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from ludus.evaluation.page import rate
 
     reports = {name: result[name] for name in ("before", "after") if result.get(name)}
     if not reports:
@@ -202,18 +154,11 @@ def _print_evaluations(result: dict[str, Any]) -> None:
     for name in reports:
         table.add_column(name if len(reports) > 1 else "success", justify="right")
     table.add_column("n", justify="right")
-    last = next(reversed(reports.values()))
-    for row, environment in enumerate(last["environments"]):
-        cells = [_rate(r["environments"][row], "success") for r in reports.values()]
-        table.add_row(environment["environment"], *cells, str(environment["num_trajectories"]))
-    mean = [_interval(*r["mean_success"]) for r in reports.values()]
-    table.add_row("mean", *mean, str(sum(e["num_trajectories"] for e in last["environments"])), style="bold")
+    last = next(reversed(reports.values()))["environments"]
+    for index, row in enumerate(last):
+        found = [report["environments"][index] for report in reports.values()]
+        cells = [rate(each["success"], each["success_low"], each["success_high"]) for each in found]
+        table.add_row(row["environment"], *cells, str(row["num_trajectories"]))
+    mean = [rate(*report["mean_success"]) for report in reports.values()]
+    table.add_row("mean", *mean, str(sum(row["num_trajectories"] for row in last)), style="bold")
     Console().print(table)
-
-
-def _rate(row: dict[str, Any], name: str) -> str:
-    return _interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
-
-
-def _interval(value: float | None, low: float | None, high: float | None) -> str:
-    return "unknown" if value is None or low is None or high is None else f"{value:.1%} [{low:.1%}, {high:.1%}]"

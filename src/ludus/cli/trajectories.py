@@ -1,14 +1,18 @@
-"""`ludus trajectories RUN` and `ludus report RUN`: a person looks at what happened. Promise: model text is shown, never interpreted."""
+"""`ludus trajectories`, `report` and `profile`. Promise: model text is shown, never interpreted."""
 
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ludus.cli.options import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,26 +21,29 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 UNFOLDED = 10_000
-"""Columns of the list, which is as wide as it needs: an id that was folded could neither be given to --show nor found by grep."""
-Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name under runs/.", show_default=False)]
+"""Width of the list in columns: ids are never folded, so that they can be copied to --show."""
 
 
 def trajectories(
     run: Run,
-    environment: Annotated[str, typer.Option(help="Only this environment.")] = "",
-    step: Annotated[str, typer.Option(help='Only these optimiser steps: "7", "10:20", "10:" or ":20".')] = "",
-    reward: Annotated[str, typer.Option(help='Only these rewards: ">=1", "<0.5", "0.2:0.8" or "0".')] = "",
-    stop: Annotated[str, typer.Option(help="Only this stop: done, max_turns, invalid, failed, ...")] = "",
-    split: Annotated[str, typer.Option(help="Only this split, e.g. train or test.")] = "",
-    limit: Annotated[int, typer.Option(min=0, help="The newest so many; 0: all.")] = 20,
-    show: Annotated[str, typer.Option(metavar="ID", help="Print this one as a conversation.")] = "",
+    environment: Annotated[str, typer.Option(help="Keep one environment. Default: all.")] = "",
+    step: Annotated[
+        str, typer.Option(help='Keep these optimiser steps: "7", "10:20", "10:" or ":20". Default: all.')
+    ] = "",
+    reward: Annotated[
+        str, typer.Option(help='Keep these rewards: ">=1", "<0.5", "0.2:0.8" or "0". Default: all.')
+    ] = "",
+    stop: Annotated[str, typer.Option(help="Keep one stop: done, max_turns, invalid, failed, ... Default: all.")] = "",
+    split: Annotated[str, typer.Option(help="Keep one split, for example train or test. Default: all.")] = "",
+    limit: Annotated[int, typer.Option(min=0, help="List at most this many, the newest; 0: all.")] = 20,
+    show: Annotated[str, typer.Option(metavar="ID", help="Print one trajectory as a conversation.")] = "",
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="With --show: the token sequences and what was sampled.")
+        bool, typer.Option("--tokens", help="With --show: also print token ids, and which were sampled.")
     ] = False,
 ) -> None:
-    """Find a run's trajectories, newest last, and read one as a conversation.
+    """List the trajectories of a run, newest last, or print one as a conversation.
 
-    The files are plain JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
+    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
     """
     from rich.console import Console
 
@@ -57,20 +64,42 @@ def trajectories(
 
 
 def report(run: Run) -> None:
-    """Write a run's report: report.md and plots/, inside the run's folder."""
+    """Write the report of a run: RUN/report.md and RUN/plots/."""
     from ludus.reports.report import write_report
     from ludus.store.run_folder import RunFolder
 
     print(write_report(RunFolder.open(run)))
 
 
-# ------------------------------------------------------------------------------------------------ choosing
+def profile(run: Run) -> None:
+    """Show where the time of a run goes, its speed and its bottleneck.
+
+    Also draws the timeline to RUN/plots/timeline.png. Works during the run.
+    """
+    from ludus.errors import ConfigError
+    from ludus.reports.profile import draw_timeline, figures, timeline_text
+    from ludus.reports.profile import profile as profile_of
+    from ludus.store.run_folder import RunFolder
+
+    folder = RunFolder.open(run)
+    made = profile_of(folder)
+    if made is None:
+        raise ConfigError(
+            f"{folder.path} has no timeline yet; `ludus train` writes one line per second of training to it"
+        )
+    rows = figures(made)
+    width = max((len(name) for name, _ in rows), default=0)
+    print(timeline_text(made))
+    print()
+    print("\n".join(f"{name:{width}}  {value}" for name, value in rows))
+    print(f"\n{made.verdict.text}\n", flush=True)  # before the plot: the folder may not be writable
+    print(draw_timeline(made, into=folder.plots))
 
 
 def _choose(
     records: Iterable[Record], *, texts: Mapping[str, str], step: str, reward: str, limit: int
 ) -> tuple[list[Record], int, int]:
-    """The newest `limit` records that fit, how many fit, and how many there are."""
+    """(the newest `limit` matching records, number of matching records, number of records)."""
     from ludus.errors import ConfigError, nearest
 
     steps, rewards = parse_range(step, option="--step"), parse_range(reward, option="--reward")
@@ -96,7 +125,7 @@ def _choose(
 
 
 def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
-    """A test for "7", ">=1", "<0.5", "10:20" (both ends included), "10:" or ":20"; the empty text admits everything."""
+    """A predicate for "7", ">=1", "<0.5", "10:20" (ends included), "10:" or ":20"; "" is all."""
     from ludus.errors import ConfigError
 
     text = text.strip()
@@ -104,8 +133,7 @@ def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
         return lambda _: True
     number = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
     if found := re.fullmatch(rf"(>=|<=|>|<|=|==)?\s*({number})", text):
-        bound = float(found[2])
-        compare = _COMPARE[found[1] or "="]
+        compare, bound = _COMPARE[found[1] or "="], float(found[2])
         return lambda value: compare(value, bound)
     if (found := re.fullmatch(rf"({number})?:({number})?", text)) and text != ":":
         low, high = float(found[1] or -math.inf), float(found[2] or math.inf)
@@ -115,18 +143,14 @@ def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
     )
 
 
+_close = partial(math.isclose, abs_tol=1e-9)
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">=": lambda a, b: a >= b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    "<": lambda a, b: a < b,
-    "=": lambda a, b: math.isclose(a, b, abs_tol=1e-9),
-    "==": lambda a, b: math.isclose(a, b, abs_tol=1e-9),
-}
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt, "=": _close, "==": _close,
+}  # fmt: skip
 
 
 def _find(records: Iterable[Record], name: str) -> StoredTrajectory:
-    """The newest trajectory of that id: a resumed run may have played it twice."""
+    """The newest trajectory with this id; a resumed run may have played it twice."""
     from ludus.errors import ConfigError, nearest
     from ludus.store.trajectories import stored_from_dict
 
@@ -137,11 +161,8 @@ def _find(records: Iterable[Record], name: str) -> StoredTrajectory:
     if found is None:
         near = [each for each in ids if each.startswith(name)][:3]
         hint = f" Did you mean {', '.join(map(repr, near))}?" if near else nearest(name, ids)
-        raise ConfigError(f"no trajectory {name!r} among {len(ids)}.{hint} Without --show the command lists them.")
+        raise ConfigError(f"no trajectory {name!r} among {len(ids)}.{hint} The command without --show lists them.")
     return stored_from_dict(found)
-
-
-# ------------------------------------------------------------------------------------------------ table
 
 
 def _print_table(chosen: list[Record], *, num_fitting: int, num_records: int, console: Console) -> None:
@@ -149,17 +170,14 @@ def _print_table(chosen: list[Record], *, num_fitting: int, num_records: int, co
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("id", "environment", "step", "split"):
-        table.add_column(name, overflow="fold")
-    for name in ("reward", "turns", "tokens"):
-        table.add_column(name, justify="right")
-    table.add_column("stop")
+    for name in ("id", "environment", "step", "split", "reward", "turns", "tokens", "stop"):
+        table.add_column(name, overflow="fold", justify="right" if name in ("reward", "turns", "tokens") else "left")
     for record in chosen:
         table.add_row(*_row(record))
     if chosen:
         console.print(table)
-    shown = f"{len(chosen)} of {num_fitting} that fit" if num_fitting > len(chosen) else f"{num_fitting} fit"
-    console.print(f"{shown}, {num_records} in all. --show ID reads one.", style="dim", highlight=False)
+    shown = f"{len(chosen)} of {num_fitting} that match" if num_fitting > len(chosen) else f"{num_fitting} match"
+    console.print(f"{shown}, {num_records} in total. --show ID prints one.", style="dim", highlight=False)
 
 
 def _row(record: Record) -> list[Any]:

@@ -19,6 +19,7 @@ from ludus.store.lines import read_lines
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder, warn
 from ludus.store.trajectories import StoredTrajectory, stored_from_dict
+from ludus.trackers.tracker import trackers_of
 from ludus.trainer.sft import clone
 from ludus.types import Completion, Sequence, Trajectory
 
@@ -27,9 +28,8 @@ async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[
     """Clone into config.model and export to the run folder; return where, and the cloned trajectories' success."""
     given = _wanted(_given(config), config) if config.sft.trajectories else None  # before the run's name is taken
     folder = RunFolder.create(config)
-    with Recorder(
-        folder, tensorboard=config.store.tensorboard, trajectories=config.store.trajectories, listeners=listeners
-    ) as recorder:
+    listeners = [*trackers_of(config.store, folder), *listeners]
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         with preparing(folder):
             context = await make_model_context(config, folder=folder.path)
         try:

@@ -28,7 +28,7 @@ async def collect(
 ) -> dict[str, Any]:
     """Play `sft.num_trajectories` sessions, by solvers or by the run file's model, into a run folder."""
     folder = _open(config, solver=solver, split=split)
-    with Recorder(folder, tensorboard=False, trajectories=True, listeners=listeners) as recorder:
+    with Recorder(folder, trajectories=True, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
                 make = make_solver if solver else make_subject

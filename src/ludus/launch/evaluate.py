@@ -56,7 +56,7 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
     """`ludus eval`: the run file's model on held-out tasks, in a run folder of its own; resumes an earlier call."""
     folder = _open(config)
     split = config.evaluation.split
-    with Recorder(folder, tensorboard=False, trajectories=config.store.trajectories, listeners=listeners) as recorder:
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
                 subject = await make_subject(config, folder=folder.path, split=split, closing=closing)

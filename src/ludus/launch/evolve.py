@@ -25,6 +25,7 @@ from ludus.launch.placement.placement import Placement, place
 from ludus.rollout.player import Player, play_all
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trackers.tracker import trackers_of
 from ludus.trainer.sft import clone
 from ludus.trainer.trainer import Trainer
 from ludus.types import Sequence, Trajectory
@@ -36,10 +37,8 @@ async def evolve(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> di
     instead = "`ludus collect --model URL` and `ludus sft` clone the answers of a server"
     require_loads(config.engine, command="`ludus evolve`", instead=instead)
     folder = RunFolder.create(config)
-    store = config.store
-    with Recorder(
-        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
-    ) as recorder:
+    listeners = [*trackers_of(config.store, folder), *listeners]
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
                 context = await make_model_context(config, folder=folder.path)

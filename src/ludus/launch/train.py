@@ -29,6 +29,7 @@ from ludus.reports.report import write_report
 from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
+from ludus.trackers.tracker import trackers_of
 from ludus.trainer.checkpoint import Checkpoint, latest_checkpoint
 from ludus.trainer.state import named_tensors
 from ludus.trainer.trainer import Trainer
@@ -53,10 +54,8 @@ async def train(
     sys.setswitchinterval(SWITCH_S)
     checkpoint = _newest_checkpoint(config) if resume else None
     folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
-    store = config.store
-    with Recorder(
-        folder, tensorboard=store.tensorboard, trajectories=store.trajectories, listeners=listeners
-    ) as recorder:
+    listeners = [*trackers_of(config.store, folder), *listeners]
+    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
                 context = await make_model_context(config, folder=folder.path)

@@ -1,0 +1,1 @@
+"""Pages and figures about a run, made from its folder: report, profile, plots."""

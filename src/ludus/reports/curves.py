@@ -1,4 +1,4 @@
-"""Metrics lines as curves. Pure: what the report, its plots and the progress display all read the same way."""
+"""Lines of metrics.jsonl as curves, for the report, its plots and the progress display."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ TRAINER_TIME = {
     "time/wait_s": "idle, waiting for groups",
 }
 SESSION_TIME = {"time/generate_s": "generating", "time/environment_s": "waiting for environments"}
+LOSSES = {
+    "group dropped, too stale": "groups/dropped_stale/",
+    "group dropped, too few scored": "groups/dropped_small/",
+    "session ended unscored": "trajectories/failed/",
+    "fork": "trajectories/forks",
+}
+"""Prefixes of the metrics that count what was not trained, and forks."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +36,7 @@ class Curve:
         return len(self.steps)
 
     def smoothed(self) -> np.ndarray:
-        """Mean over a centred window of about a twentieth of the run; the window shrinks at the ends, so nothing is invented there."""
+        """Mean over a centred window of about 5 % of the run, which shrinks at both ends."""
         half = max(1, len(self) // 40)
         padded = np.concatenate(([0.0], np.cumsum(self.values)))
         ends = np.minimum(np.arange(len(self)) + half + 1, len(self))
@@ -38,27 +45,28 @@ class Curve:
 
 
 def curve(metrics: Iterable[Line], name: str) -> Curve:
-    """Every finite value of one metric."""
+    """All finite values of one metric."""
     points = [(line["step"], value) for line in metrics if math.isfinite(value := number(line.get(name)))]
     steps, values = zip(*points, strict=True) if points else ((), ())
     return Curve(np.array(steps, dtype=float), np.array(values, dtype=float))
 
 
 def curves(metrics: Sequence[Line], prefix: str) -> dict[str, Curve]:
-    """Curves of all metrics under `prefix`, by the rest of their name: curves(m, "train/reward/") -> {"guess": ..., "walk": ...}."""
+    """Curves of all metrics with this prefix, by the rest of the name:
+    curves(m, "train/reward/") -> {"guess": ..., "walk": ...}."""
     names = sorted({name for line in metrics for name in line if name.startswith(prefix)})
     found = {name.removeprefix(prefix): curve(metrics, name) for name in names}
     return {name: each for name, each in found.items() if len(each)}
 
 
 def counts(metrics: Sequence[Line], prefix: str) -> dict[str, int]:
-    """Totals over the run of the counts under `prefix`, without zeros."""
+    """Totals over the run of the counts with this prefix, without zeros."""
     totals = {name: round(float(each.values.sum())) for name, each in curves(metrics, prefix).items()}
     return {name: total for name, total in totals.items() if total}
 
 
 def step_s(line: Line) -> float:
-    """Wall clock of one step, as the trainer spent it; NaN where it was not measured."""
+    """Wall-clock seconds of one step in the trainer; NaN if they were not measured."""
     return sum(number(line.get(name)) for name in TRAINER_TIME)
 
 

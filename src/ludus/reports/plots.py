@@ -1,30 +1,22 @@
-"""The report's plots, as PNG. Promise: colours that everyone can tell apart, units on every axis, legible at the width of a README."""
+"""The report's plots, as PNG. Promise: colour-blind-safe colours, units on every axis."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import numpy as np
 
-from ludus.reports.curves import (
-    SESSION_TIME,
-    TRAINER_TIME,
-    Curve,
-    Line,
-    counts,
-    curve,
-    curves,
-    tokens_per_s,
-)
+from ludus.reports.curves import LOSSES, SESSION_TIME, TRAINER_TIME, Curve, Line, counts, curve, curves, tokens_per_s
 from ludus.reports.timeline import SESSIONS, TRAINER, Span
 from ludus.store.lines import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, black left for text and bounds.
+# The palette of Okabe and Ito; black is for text and bounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 MARKERS = "osD^vPX*"
 INK = "#333333"
@@ -32,44 +24,34 @@ IDLE = "#D0D0D0"
 TRAINER_COLOURS = (COLOURS[0], COLOURS[2], IDLE)
 SESSION_COLOURS = (COLOURS[1], COLOURS[3])
 TIMELINE_COLOURS = {
-    "training": COLOURS[0],
-    "loading": COLOURS[2],
-    "saving": COLOURS[4],
-    "idle": IDLE,
-    "generating": COLOURS[1],
-    "in their environment": COLOURS[3],
-    "waiting for a place": IDLE,
+    **dict(zip(TRAINER, (COLOURS[0], COLOURS[2], COLOURS[4], IDLE), strict=True)),
+    **dict(zip(SESSIONS, (COLOURS[1], COLOURS[3], IDLE), strict=True)),
 }
 STYLE: dict[str, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.grid": True,
-    "axes.axisbelow": True,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "text.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "grid.color": "#E6E6E6",
     "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "text.color": INK,
-    "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.8,
     "savefig.dpi": 150,
     "figure.constrained_layout.w_pad": 0.09,
     "figure.constrained_layout.h_pad": 0.07,
 }
+P = ParamSpec("P")
 Panel = Callable[["Axes"], None]
 Scale = Literal["free", "positive", "share", "rate"]
-"""What the y axis shows: any number, from 0 up, per cent from 0 up, or the whole way from 0 to 100 %."""
+"""Range of the y axis: any numbers, from 0, per cent from 0, or 0 to 100 %."""
+_SUCCESS = ("success", "success_low", "success_high")
 
 
 def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0, column: bool = False) -> None:
-    """One row of panels into one PNG, or one column of them over the same x axis."""
+    """Draws one row of panels into a PNG, or one column with a common x axis."""
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -78,148 +60,134 @@ def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0, column: bo
         figure = Figure(figsize=(8.4, height), layout="constrained")
         FigureCanvasAgg(figure)
         rows, columns = (len(panels), 1) if column else (1, len(panels))
-        for axes, panel in zip(
-            np.ravel(figure.subplots(rows, columns, squeeze=False, sharex=column)), panels, strict=True
-        ):
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=column)
+        for axes, panel in zip(np.ravel(grid), panels, strict=True):
             panel(axes)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Software": None})
 
 
-# ------------------------------------------------------------------------------------------------ panels
+def as_panel(function: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
+    """function(axes, ...) becomes a function of the other arguments that returns a panel."""
+
+    @wraps(function)
+    def make(*args: P.args, **options: P.kwargs) -> Panel:
+        return lambda axes: function(axes, *args, **options)
+
+    return make
 
 
-def per_environment(metrics: Sequence[Line], prefix: str, *, title: str, label: str, scale: Scale = "free") -> Panel:
-    """One line per environment: every step faint, the running mean strong."""
-
-    def panel(axes: Axes) -> None:
-        for index, (name, each) in enumerate(curves(metrics, prefix).items()):
-            colour = COLOURS[index % len(COLOURS)]
-            axes.plot(each.steps, each.values, color=colour, alpha=0.25, linewidth=0.9)
-            _line(axes, each, each.smoothed(), color=colour, label=name)
-        _finish(axes, title=title, label=label, scale=scale)
-
-    return panel
+@as_panel
+def per_environment(
+    axes: Axes, metrics: Sequence[Line], prefix: str, *, title: str, label: str, scale: Scale = "free"
+) -> None:
+    """One curve per environment."""
+    for index, (name, each) in enumerate(curves(metrics, prefix).items()):
+        _smoothed(axes, each, colour=COLOURS[index % len(COLOURS)], label=name)
+    _finish(axes, title=title, label=label, scale=scale)
 
 
-def held_out(evaluations: Mapping[str, Sequence[Line]]) -> Panel:
-    """Success on held-out tasks with 95 % intervals; environments stand beside each other, not on top."""
-
-    def panel(axes: Axes) -> None:
-        last = max((line["step"] for lines in evaluations.values() for line in lines), default=0)
-        for index, (name, lines) in enumerate(evaluations.items()):
-            aside = (index - (len(evaluations) - 1) / 2) * max(last, 1) * 0.012
-            steps = np.array([line["step"] for line in lines], dtype=float) + aside
-            middle, low, high = (np.array([number(line[key]) for line in lines]) for key in _SUCCESS)
-            axes.errorbar(
-                steps,
-                middle,
-                yerr=np.clip([middle - low, high - middle], 0, None),
-                color=COLOURS[index % len(COLOURS)],
-                marker=MARKERS[index % len(MARKERS)],
-                markersize=5,
-                capsize=2.5,
-                elinewidth=1.1,
-                label=name,
-            )
-        _finish(axes, title="Held-out success, 95 % intervals", label="success", scale="rate")
-
-    return panel
-
-
-_SUCCESS = ("success", "success_low", "success_high")
-
-
-def staleness(metrics: Sequence[Line], *, bound: int) -> Panel:
-    def panel(axes: Axes) -> None:
-        mean, largest = curve(metrics, "staleness/mean"), curve(metrics, "staleness/max")
-        axes.fill_between(
-            largest.steps, largest.values, step="mid", color=COLOURS[4], alpha=0.35, label="oldest group", linewidth=0
+@as_panel
+def held_out(axes: Axes, evaluations: Mapping[str, Sequence[Line]]) -> None:
+    """Success on held-out tasks with 95 % intervals, shifted so that they do not overlap."""
+    last = max((line["step"] for lines in evaluations.values() for line in lines), default=0)
+    for index, (name, lines) in enumerate(evaluations.items()):
+        aside = (index - (len(evaluations) - 1) / 2) * max(last, 1) * 0.012
+        middle, low, high = (np.array([number(line[key]) for line in lines]) for key in _SUCCESS)
+        axes.errorbar(
+            np.array([line["step"] for line in lines], dtype=float) + aside,
+            middle,
+            yerr=np.clip([middle - low, high - middle], 0, None),
+            color=COLOURS[index % len(COLOURS)],
+            marker=MARKERS[index % len(MARKERS)],
+            markersize=5,
+            capsize=2.5,
+            elinewidth=1.1,
+            label=name,
         )
-        _line(axes, mean, mean.smoothed(), color=COLOURS[0], label="mean over groups")
-        axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label=f"bound ({bound})")
-        _finish(axes, title="Staleness of trained groups", label="optimiser steps", scale="positive")
-        top = int(max(bound, *largest.values, 0))
-        axes.set_ylim(0, top * 1.25 + 0.4)  # room for the legend above the bound
-        axes.set_yticks(range(0, top + 1, 1 + top // 8))
-
-    return panel
+    _finish(axes, title="Held-out success, 95 % intervals", label="success", scale="rate")
 
 
-def staleness_histogram(metrics: Sequence[Line], *, bound: int) -> Panel:
-    def panel(axes: Axes) -> None:
-        oldest = curve(metrics, "staleness/max").values
-        values, totals = np.unique(oldest.round(), return_counts=True)
-        axes.bar(values, totals / max(1, totals.sum()), color=COLOURS[4], width=0.7)
-        axes.axvline(bound + 0.5, color=INK, linestyle="--", linewidth=1.2)
-        _finish(
-            axes, title="Oldest group of a step", label="share of steps", scale="share", x="staleness, optimiser steps"
-        )
-        top = int(max(bound, *values, 0))
-        axes.set_xlim(-0.6, top + 0.6)
-        axes.set_xticks(range(0, top + 1, 1 + top // 8))
-        axes.grid(axis="x", visible=False)
-
-    return panel
+@as_panel
+def staleness(axes: Axes, metrics: Sequence[Line], *, bound: int) -> None:
+    mean, largest = curve(metrics, "staleness/mean"), curve(metrics, "staleness/max")
+    axes.fill_between(
+        largest.steps, largest.values, step="mid", color=COLOURS[4], alpha=0.35, label="oldest group", linewidth=0
+    )
+    _line(axes, mean, mean.smoothed(), colour=COLOURS[0], label="mean over groups")
+    axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label=f"bound ({bound})")
+    _finish(axes, title="Staleness of trained groups", label="optimiser steps", scale="positive")
+    top = int(max(bound, *largest.values, 0))
+    axes.set_ylim(0, top * 1.25 + 0.4)  # room for the legend above the bound
+    axes.set_yticks(range(0, top + 1, 1 + top // 8))
 
 
-def stacked_time(metrics: Sequence[Line]) -> Panel:
-    """What the trainer's wall clock went into, step by step. The legend is that of `time_shares`, which stands beside it."""
-
-    def panel(axes: Axes) -> None:
-        parts = {label: curve(metrics, name) for name, label in TRAINER_TIME.items()}
-        parts = {label: each for label, each in parts.items() if len(each)}
-        if len({len(each) for each in parts.values()}) == 1:
-            steps, layers = next(iter(parts.values())).steps, np.array([each.smoothed() for each in parts.values()])
-            if len(steps) == 1:  # an area needs a width
-                steps, layers = steps + np.array([-0.3, 0.3]), layers.repeat(2, axis=1)
-            axes.stackplot(steps, layers, colors=TRAINER_COLOURS)
-        _finish(axes, title="A step of the trainer", label="seconds per step", scale="positive")
-
-    return panel
+@as_panel
+def staleness_histogram(axes: Axes, metrics: Sequence[Line], *, bound: int) -> None:
+    oldest = curve(metrics, "staleness/max").values
+    values, totals = np.unique(oldest.round(), return_counts=True)
+    axes.bar(values, totals / max(1, totals.sum()), color=COLOURS[4], width=0.7)
+    axes.axvline(bound + 0.5, color=INK, linestyle="--", linewidth=1.2)
+    x = "staleness, optimiser steps"
+    _finish(axes, title="Oldest group of a step", label="share of steps", scale="share", x=x)
+    top = int(max(bound, *values, 0))
+    axes.set_xlim(-0.6, top + 0.6)
+    axes.set_xticks(range(0, top + 1, 1 + top // 8))
+    axes.grid(axis="x", visible=False)
 
 
-def time_shares(metrics: Sequence[Line]) -> Panel:
-    """Trainer and sessions as two bars of 100 %: they run at the same time, so their seconds do not add up to one clock."""
+@as_panel
+def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
+    """The trainer's seconds per step, by activity; `time_shares` beside it has the legend."""
+    parts = [each for each in (curve(metrics, name) for name in TRAINER_TIME) if len(each)]
+    if len({len(each) for each in parts}) == 1:
+        steps, layers = parts[0].steps, np.array([each.smoothed() for each in parts])
+        if len(steps) == 1:  # an area needs a width
+            steps, layers = steps + np.array([-0.3, 0.3]), layers.repeat(2, axis=1)
+        axes.stackplot(steps, layers, colors=TRAINER_COLOURS)
+    _finish(axes, title="A step of the trainer", label="seconds per step", scale="positive")
 
-    def panel(axes: Axes) -> None:
-        for row, (names, colours) in enumerate(((TRAINER_TIME, TRAINER_COLOURS), (SESSION_TIME, SESSION_COLOURS))):
-            totals = [curve(metrics, name).values.sum() for name in names]
-            _share_bar(axes, row, totals=totals, colours=colours)
-            for label, colour in zip(names.values(), colours, strict=True):
-                axes.barh(row, 0, color=colour, label=label)
-        axes.set_yticks([0, 1], ["trainer", "sessions"])
-        axes.set_ylim(1.6, -0.6)
-        axes.set_xlim(0, 1)
-        axes.set_title("Where the time went")
-        axes.xaxis.set_major_formatter("{x:.0%}")
-        axes.grid(visible=False)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
 
-    return panel
+@as_panel
+def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
+    """Trainer and sessions as two bars of 100 %, because they run at the same time."""
+    for row, (names, colours) in enumerate(((TRAINER_TIME, TRAINER_COLOURS), (SESSION_TIME, SESSION_COLOURS))):
+        totals = [curve(metrics, name).values.sum() for name in names]
+        left, whole = 0.0, sum(totals) or 1.0
+        for total, label, colour in zip(totals, names.values(), colours, strict=True):
+            share = total / whole
+            axes.barh(row, share, left=left, color=colour, height=0.55, label=label)
+            if share > 0.08:
+                ink = "white" if colour == COLOURS[0] else INK
+                axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink)
+            left += share
+    axes.set_yticks([0, 1], ["trainer", "sessions"])
+    axes.set_ylim(1.6, -0.6)
+    axes.set_xlim(0, 1)
+    axes.set_title("Where the time went")
+    axes.xaxis.set_major_formatter("{x:.0%}")
+    axes.grid(visible=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
 
 
 def timeline(parts: Sequence[Span]) -> list[Panel]:
-    """Trainer, sessions and engine over the same clock; seconds that nobody recorded, between a stop and a resume, are left out."""
+    """Trainer, sessions and engine over the same clock, without gaps before a resume."""
     unit, scale = time_unit(sum(part.seconds for part in parts))
     edges = np.concatenate(([0.0], np.cumsum([part.seconds for part in parts]))) / scale
 
     def trainer(axes: Axes) -> None:
-        _stack(axes, edges, {name: [part.trainer[name] for part in parts] for name in TRAINER})
+        _stack(axes, edges, {name: [part.trainer[name] for part in parts] for name in TRAINER}, share=True)
         _over_time(axes, title="Trainer", label="share of its time")
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter("{x:.0%}")
 
     def sessions(axes: Axes) -> None:
         _stack(axes, edges, {name: [part.sessions[name] for part in parts] for name in SESSIONS})
         _over_time(axes, title="Sessions", label="number")
 
     def engine(axes: Axes) -> None:
-        _stack(axes, edges, {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]})
-        axes.set_ylim(0, 1)
-        axes.yaxis.set_major_formatter("{x:.0%}")
+        layers = {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]}
+        _stack(axes, edges, layers, share=True)
         rate = axes.twinx()
-        rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, label="tokens/s (right)", linewidth=1.2)
+        rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, linewidth=1.2)
         rate.set_ylabel("tokens/s")
         rate.set_ylim(bottom=0)
         rate.grid(visible=False)
@@ -232,16 +200,19 @@ def timeline(parts: Sequence[Span]) -> list[Panel]:
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
-    """What to count a run's time in."""
+    """The unit for a duration, and its length in seconds."""
     return ("s", 1.0) if seconds < 180 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
 
 
-def _stack(axes: Axes, edges: np.ndarray, layers: Mapping[str, Sequence[float]]) -> None:
+def _stack(axes: Axes, edges: np.ndarray, layers: Mapping[str, Sequence[float]], *, share: bool = False) -> None:
     floor = np.zeros(len(edges) - 1)
     for name, values in layers.items():
         top = floor + np.array(values)
         axes.stairs(top, edges, baseline=floor, fill=True, color=TIMELINE_COLOURS[name], label=name)
         floor = top
+    if share:
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter("{x:.0%}")
 
 
 def _over_time(axes: Axes, *, title: str, label: str) -> None:
@@ -252,52 +223,34 @@ def _over_time(axes: Axes, *, title: str, label: str) -> None:
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2)
 
 
-def throughput(metrics: Sequence[Line]) -> Panel:
-    def panel(axes: Axes) -> None:
-        each = curve([{"step": line["step"], "rate": tokens_per_s(line)} for line in metrics], "rate")
-        axes.plot(each.steps, each.values, color=COLOURS[0], alpha=0.25, linewidth=0.9)
-        _line(axes, each, each.smoothed(), color=COLOURS[0], label="")
-        _finish(axes, title="Generated tokens", label="tokens/s", scale="positive")
-
-    return panel
+@as_panel
+def throughput(axes: Axes, metrics: Sequence[Line]) -> None:
+    _smoothed(axes, curve([{"step": line["step"], "rate": tokens_per_s(line)} for line in metrics], "rate"))
+    _finish(axes, title="Generated tokens", label="tokens/s", scale="positive")
 
 
-def losses_of_groups(metrics: Sequence[Line]) -> Panel:
-    """What did not reach the optimiser, summed over the run so far."""
-
-    def panel(axes: Axes) -> None:
-        causes = {
-            "groups too stale": "groups/dropped_stale/",
-            "groups too small": "groups/dropped_small/",
-            "failed sessions": "trajectories/failed/",
-            "forked sequences": "trajectories/forks",
-        }
-        for index, (label, prefix) in enumerate(causes.items()):
-            if not counts(metrics, prefix):
-                continue
+@as_panel
+def losses_of_groups(axes: Axes, metrics: Sequence[Line]) -> None:
+    """Groups and sessions that were not trained, and forks, as running totals."""
+    steps = np.array([line["step"] for line in metrics], dtype=float)
+    for index, (label, prefix) in enumerate(LOSSES.items()):
+        if counts(metrics, prefix):
             totals = np.cumsum([sum(number(v) for k, v in line.items() if k.startswith(prefix)) for line in metrics])
-            steps = np.array([line["step"] for line in metrics], dtype=float)
-            _line(axes, Curve(steps, totals), totals, color=COLOURS[index], label=label)
-        _finish(axes, title="Not trained, and forks", label="total so far", scale="positive")
-        axes.set_ylim(top=axes.get_ylim()[1] * 1.5)  # room for the legend above the curves
-
-    return panel
+            _line(axes, Curve(steps, totals), totals, colour=COLOURS[index], label=label)
+    _finish(axes, title="Not trained, and forks", label="total so far", scale="positive")
+    axes.set_ylim(top=axes.get_ylim()[1] * 1.5)  # room for the legend above the curves
 
 
-def single(metrics: Sequence[Line], name: str, *, colour: str = COLOURS[0]) -> Panel:
-    def panel(axes: Axes) -> None:
-        each = curve(metrics, name)
-        axes.plot(each.steps, each.values, color=colour, alpha=0.25, linewidth=0.9)
-        _line(axes, each, each.smoothed(), color=colour, label="")
-        _finish(axes, title=name, label="")
-
-    return panel
+@as_panel
+def single(axes: Axes, metrics: Sequence[Line], name: str) -> None:
+    _smoothed(axes, curve(metrics, name))
+    _finish(axes, title=name, label="")
 
 
 def intervals(
     axes: Axes, names: Sequence[str], values: Sequence[float], lows: Sequence[float], highs: Sequence[float]
 ) -> None:
-    """One line per name, from the top: a dot with its interval."""
+    """One row per name, from the top: a dot with its interval."""
     middle, low, high = (np.array(each, dtype=float) for each in (values, lows, highs))
     rows = np.arange(len(names))
     spread = np.clip([middle - low, high - middle], 0, None)
@@ -307,28 +260,14 @@ def intervals(
     axes.grid(axis="y", visible=False)
 
 
-# ------------------------------------------------------------------------------------------------ details
+def _smoothed(axes: Axes, each: Curve, *, colour: str = COLOURS[0], label: str = "") -> None:
+    """The values of all steps in a faint line, the running mean in a strong one."""
+    axes.plot(each.steps, each.values, color=colour, alpha=0.25, linewidth=0.9)
+    _line(axes, each, each.smoothed(), colour=colour, label=label)
 
 
-def _line(axes: Axes, each: Curve, values: np.ndarray, *, color: str, label: str) -> None:
-    axes.plot(each.steps, values, color=color, label=label or None, marker="o" if len(each) == 1 else None)
-
-
-def _share_bar(axes: Axes, row: int, *, totals: Sequence[float], colours: Sequence[str]) -> None:
-    left, whole = 0.0, sum(totals)
-    for total, colour in zip(totals, colours, strict=True):
-        share = total / whole if whole else 0.0
-        axes.barh(row, share, left=left, color=colour, height=0.55)
-        if share > 0.08:
-            axes.text(
-                left + share / 2,
-                row,
-                f"{share:.0%}",
-                ha="center",
-                va="center",
-                color="white" if colour == COLOURS[0] else INK,
-            )
-        left += share
+def _line(axes: Axes, each: Curve, values: np.ndarray, *, colour: str, label: str) -> None:
+    axes.plot(each.steps, values, color=colour, label=label or None, marker="o" if len(each) == 1 else None)
 
 
 def _finish(axes: Axes, *, title: str, label: str, scale: Scale = "free", x: str = "optimiser step") -> None:

@@ -1,4 +1,4 @@
-"""A run's profile for people: figures, a timeline, and what holds the run up. Promise: the run folder is all it needs, at any time."""
+"""The profile of a run: speed, timeline, bottleneck. Promise: reads only the run folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PEAK_TFLOPS = {
     "B200": 2250, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H200": 989, "A100": 312, "A40": 150, "A10": 125, "L40S": 362, "L4": 121,
     "RTX 4090": 165, "RTX 3090": 71,
 }  # fmt: skip
-"""In bfloat16, without sparsity, as their makers state them; the first whose name the device's holds counts."""
+"""Vendors' figures for bfloat16 without sparsity; the first name in the device's name counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class Profile:
     verdict: Verdict
     device: str
     training_use: float | None
-    """Share of the device's peak that training reached while it trained (MFU); None where the peak is not known."""
+    """Share of the device's peak while training (MFU); None if the peak is not known."""
     run_use: float | None
-    """The same of the whole run, what was generated included."""
+    """Share of the device's peak over the whole run, including generation."""
     trained_per_s: float | None
-    """Tokens of the batches, while it trained."""
+    """Batch tokens per second of training."""
 
     @property
     def pause_ms(self) -> float | None:
-        """Of generation, per load."""
+        """Pause of generation per load, in milliseconds."""
         return 1e3 * self.whole.pause * self.whole.seconds / self.whole.loads if self.whole.loads else None
 
 
 def profile(folder: RunFolder, *, report: Report = warn) -> Profile | None:
-    """None where no second of training was recorded."""
+    """The profile of a run; None if no second of training was recorded."""
     parts = spans(folder.timeline(report=report))
     if not parts:
         return None
@@ -87,9 +87,6 @@ def setting_of(config: RunConfig, *, on_gpu: bool = False) -> Setting:
     )
 
 
-# ------------------------------------------------------------------------------------------------ shown
-
-
 def draw_timeline(made: Profile, *, into: Path) -> Path:
     path = into / "timeline.png"
     plots.draw(path, plots.timeline(binned(made.spans, most=200)), height=6.0, column=True)
@@ -97,7 +94,7 @@ def draw_timeline(made: Profile, *, into: Path) -> Path:
 
 
 def figures(made: Profile) -> list[tuple[str, str]]:
-    """Names and values; what is not known is left out."""
+    """(name, value) of every known figure."""
     whole = made.whole
     rows = [
         ("generated", f"{whole.tokens_per_s:,.0f} tokens/s" if whole.tokens else ""),
@@ -115,7 +112,7 @@ def figures(made: Profile) -> list[tuple[str, str]]:
 
 
 def timeline_text(made: Profile) -> str:
-    """A row per activity: the taller a bar, the more of that time went into it."""
+    """One row of bars per activity; a taller bar means a larger share of that time."""
     parts, whole = binned(made.spans, most=WIDTH), made.whole
     most = max(1.0, *(part.num_sessions for part in parts))
     fastest = max(1.0, *(part.tokens_per_s for part in parts))
@@ -133,6 +130,6 @@ def timeline_text(made: Profile) -> str:
 
 
 def _bars(values: Sequence[float]) -> str:
-    """What is not zero shows, however little it is."""
+    """Values from 0 to 1 as bars; every value above 0 is visible."""
     steps = len(BARS) - 1
     return "".join(BARS[min(steps, max(round(value * steps), 1 if value > 1e-3 else 0))] for value in values)

@@ -1,4 +1,4 @@
-"""A run as one page: Markdown with plots. Promise: the run folder is all it needs, at any time, also of a run that died."""
+"""A run as Markdown with plots. Promise: reads only the run folder, also of a crashed run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.reports import plots
-from ludus.reports.curves import Line, counts, curve, curves, step_s, tokens_per_s
+from ludus.reports.curves import LOSSES, Line, counts, curve, curves, step_s, tokens_per_s
 from ludus.reports.profile import draw_timeline, figures, profile
 from ludus.store.lines import naming_failure, number
 from ludus.store.run_folder import RunFolder
@@ -17,7 +17,7 @@ Rows = Sequence[Sequence[str]]
 
 
 def write_report(folder: RunFolder) -> Path:
-    """Writes report.md and plots/*.png; returns the path of the former."""
+    """Writes report.md and plots/*.png; returns the path of report.md."""
     problems: list[str] = []
     metrics = folder.metrics(report=problems.append)
     evaluations = _by_environment(folder.evaluations(report=problems.append))
@@ -40,25 +40,18 @@ def write_report(folder: RunFolder) -> Path:
     return folder.report_file
 
 
-# ------------------------------------------------------------------------------------------------ sections
-
-
 def _overview(metrics: Sequence[Line], *, steps: int, model: str) -> str:
     if not metrics:
         return f"Model `{model}`. No optimiser step has been recorded yet."
-    wall_s = sum(seconds for line in metrics if math.isfinite(seconds := step_s(line)))
-    timed = [(line, seconds) for line in metrics if math.isfinite(seconds := step_s(line)) and seconds > 0]
-    tokens = [
-        tokens_per_s(line) * seconds for line, seconds in timed
-    ]  # not the mean of the steps' rates: a short one has a high rate
+    timed = [(line, seconds) for line in metrics if (seconds := step_s(line)) > 0 and math.isfinite(seconds)]
+    wall_s = sum(seconds for _, seconds in timed)
+    tokens = sum(tokens_per_s(line) * seconds for line, seconds in timed)  # short steps weigh less
     trained = curve(metrics, "trajectories/trained").values.sum()
     facts = {
         "model": f"`{model}`",
         "optimiser steps": f"{metrics[-1]['step']} of {steps}",
         "training time": duration(wall_s) if wall_s else "",
-        "generated": f"{sum(tokens) / wall_s:,.0f} tokens/s on average"
-        if wall_s and math.isfinite(sum(tokens))
-        else "",
+        "generated": f"{tokens / wall_s:,.0f} tokens/s on average" if wall_s and math.isfinite(tokens) else "",
         "trajectories trained": f"{trained:,.0f}" if trained else "",
     }
     return table(("run", ""), [(name, value) for name, value in facts.items() if value])
@@ -70,13 +63,13 @@ def _held_out(folder: RunFolder, evaluations: Mapping[str, Sequence[Line]]) -> s
     rows = []
     steps = {line["step"] for lines in evaluations.values() for line in lines}
     for name, lines in evaluations.items():
-        told = [lines[0], lines[-1]] if len(steps) > 1 else [lines[-1]]
-        unscored = sum(int(line.get("num_unscored", 0)) for line in told)
-        n = f"{told[-1].get('num_trajectories', '?')} ({told[-1].get('num_tasks', '?')} tasks)"
-        rows.append((name, *map(_rate, told), n, str(unscored)))
+        shown = [lines[0], lines[-1]] if len(steps) > 1 else [lines[-1]]
+        unscored = sum(int(line.get("num_unscored", 0)) for line in shown)
+        n = f"{shown[-1].get('num_trajectories', '?')} ({shown[-1].get('num_tasks', '?')} tasks)"
+        rows.append((name, *map(_rate, shown), n, str(unscored)))
     ends = sorted({min(steps), max(steps)})
     heading = ("environment", *(f"success at step {step}" for step in ends), "n", "unscored")
-    note = "Held-out tasks; 95 % intervals. Unscored sessions were ended by the world, not by the policy, and count for neither side."
+    note = "Held-out tasks; 95 % intervals. Unscored sessions were ended by the environment or a time limit and are not counted."
     plots.draw(folder.plots / "held_out.png", [plots.held_out(evaluations)])
     return "\n\n".join(("## Held-out success", table(heading, rows), note, _image("held_out")))
 
@@ -98,15 +91,15 @@ def _staleness(folder: RunFolder, metrics: Sequence[Line], *, bound: int) -> str
         return ""
     panels = [plots.staleness(metrics, bound=bound), plots.staleness_histogram(metrics, bound=bound)]
     plots.draw(folder.plots / "staleness.png", panels)
-    verdict = f"Bound {bound}; oldest trained group {oldest.max():.0f}, mean {curve(metrics, 'staleness/mean').values.mean():.2f}."
-    return f"## Staleness\n\n{verdict}\n\n{_image('staleness')}"
+    summary = f"Bound {bound}; oldest trained group {oldest.max():.0f}, mean {curve(metrics, 'staleness/mean').values.mean():.2f}."
+    return f"## Staleness\n\n{summary}\n\n{_image('staleness')}"
 
 
 def _time(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not len(curve(metrics, "time/train_s")):
         return ""
     plots.draw(folder.plots / "time.png", [plots.stacked_time(metrics), plots.time_shares(metrics)], height=3.2)
-    note = "Trainer and sessions run at the same time. The sessions' seconds are summed over all that ran together."
+    note = "Trainer and sessions run at the same time. The sessions' seconds are summed over all concurrent sessions."
     return "\n\n".join(["## Where the time went", *_timeline(folder), note, _image("time")])
 
 
@@ -127,25 +120,19 @@ def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     plots.draw(
         folder.plots / "health.png", [plots.throughput(metrics), invalid, plots.losses_of_groups(metrics)], height=2.8
     )
-    rows = [
-        *_count_rows(metrics, "groups/dropped_stale/", "group dropped, too stale"),
-        *_count_rows(metrics, "groups/dropped_small/", "group dropped, too few scored"),
-        *_count_rows(metrics, "trajectories/failed/", "session ended unscored"),
-        *_count_rows(metrics, "trajectories/forks", "fork"),
-    ]
-    losses = table(("what", "which", "count"), rows) if rows else "Nothing was dropped, nothing failed, nothing forked."
+    found = [(what, counts(metrics, prefix)) for what, prefix in LOSSES.items()]
+    rows = [(what, which, f"{total:,}") for what, totals in found for which, total in totals.items()]
+    nothing = "No group was dropped, no session failed, no sequence forked."
+    losses = table(("what", "which", "count"), rows) if rows else nothing
     kept = {name: f"{each.values.mean():.0%}" for name, each in curves(metrics, "groups/kept/").items()}
     shares = ", ".join(f"{name} {share}" for name, share in kept.items())
-    note = f"\n\nGroups whose rewards differed, and so carried gradient: {shares}." if kept else ""
+    note = f"\n\nShare of groups with different rewards, which carry gradient: {shares}." if kept else ""
     return f"## Health\n\n{_image('health')}\n\n{losses}{note}"
 
 
 def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:
-    names = [
-        name
-        for name in ("optimizer/loss", "optimizer/entropy", "optimizer/grad_norm", "probe/gap")
-        if len(curve(metrics, name))
-    ]
+    wanted = ("optimizer/loss", "optimizer/entropy", "optimizer/grad_norm", "probe/gap")
+    names = [name for name in wanted if len(curve(metrics, name))]
     if not names:
         return ""
     plots.draw(folder.plots / "optimizer.png", [plots.single(metrics, name) for name in names], height=2.4)
@@ -156,24 +143,21 @@ def _problems(problems: Sequence[str]) -> str:
     return "## Lines that could not be read\n\n" + "\n".join(f"- {problem}" for problem in problems) if problems else ""
 
 
-# ------------------------------------------------------------------------------------------------ words
-
-
 def table(heading: Sequence[str], rows: Rows) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
 
 
 def duration(seconds: float) -> str:
-    """90 -> 1 min 30 s; the two largest units."""
-    minutes, hours = divmod(int(seconds), 60), divmod(int(seconds) // 60, 60)
-    if hours[0]:
-        return f"{hours[0]} h {hours[1]} min"
-    return f"{minutes[0]} min {minutes[1]} s" if minutes[0] else f"{seconds:.1f} s"
+    """The two largest units: 90 -> 1 min 30 s."""
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min {rest} s" if minutes else f"{seconds:.1f} s"
 
 
 def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any]]]:
-    """{environment: its results in the order of steps}; when a step was evaluated twice, the later one counts."""
+    """{environment: its results by step}; of two evaluations of a step the later one counts."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for line in evaluations:
         for result in line.get("environments", ()):
@@ -184,10 +168,6 @@ def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any
 def _rate(result: Line) -> str:
     value, low, high = (number(result.get(key)) for key in ("success", "success_low", "success_high"))
     return f"{value:.1%} [{low:.1%}, {high:.1%}]" if math.isfinite(value) else "not known"
-
-
-def _count_rows(metrics: Sequence[Line], prefix: str, what: str) -> list[tuple[str, str, str]]:
-    return [(what, which, f"{total:,}") for which, total in counts(metrics, prefix).items()]
 
 
 def _cell(text: str) -> str:

@@ -1,8 +1,4 @@
-"""The timeline of a run: who did what in each second of it. Pure: lines of timeline.jsonl become spans, spans become fewer spans.
-
-A line holds `time`, `seconds`, and what was added in them: the trainer's seconds by activity, those of all sessions together by what they
-waited for, the engine's counts; and, as they stood at the end, `requests` and `groups`. docs/metrics.md names each.
-"""
+"""Lines of timeline.jsonl as spans of activity; docs/metrics.md explains the fields. Pure."""
 
 from __future__ import annotations
 
@@ -19,34 +15,37 @@ TRAINER = {
     "saving": ("save", "evaluate"),
     "idle": ("wait",),
 }
-"""What people are shown of the trainer's activities."""
+"""Names shown to people, with the activities they cover."""
 SESSIONS = {
     "generating": ("generating",),
     "in their environment": ("starting", "acting"),
     "waiting for a place": ("opening",),
 }
 
+MEANS = ("busy", "device", "pause", "running", "waiting", "ready")
+COUNTS = ("loads", "tokens", "computed", "reused")
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some seconds of a run. Shares are of the span's time; sessions, requests and groups are mean numbers."""
+    """Some seconds of a run. Shares are of the time; sessions, requests and groups are means."""
 
     seconds: float
     trainer: Mapping[str, float] = field(default_factory=dict)
     """Share of the time, by the names of TRAINER."""
     sessions: Mapping[str, float] = field(default_factory=dict)
-    """How many, by the names of SESSIONS."""
+    """Number of sessions, by the names of SESSIONS."""
     busy: float = 0.0
     """Share of the time in which the engine computed."""
     device: float = 0.0
-    """Share of the time in which it waited for its GPU to compute."""
+    """Share of the time in which the engine waited for its GPU."""
     pause: float = 0.0
-    """Share of the time in which the engine stood still for a load."""
+    """Share of the time in which the engine was paused by a load."""
     loads: float = 0.0
     tokens: float = 0.0
     computed: float = 0.0
     reused: float = 0.0
-    """Prompt tokens that were computed, and that the cache held."""
+    """Prompt tokens that were computed, and those that the cache held."""
     running: float = 0.0
     waiting: float = 0.0
     ready: float = 0.0
@@ -61,7 +60,7 @@ class Span:
 
     @property
     def hit_rate(self) -> float | None:
-        """Share of the prompt tokens that the cache held; None where there were none."""
+        """Share of the prompt tokens that the cache held; None without prompt tokens."""
         prompts = self.computed + self.reused
         return self.reused / prompts if prompts else None
 
@@ -97,7 +96,7 @@ def _sum(counts: Mapping[str, float], names: Iterable[str]) -> float:
 
 
 def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
-    """One span of them all: counts are added, shares and means averaged over the time, or over the time in which the trainer was idle."""
+    """All spans as one: counts are added, the rest is averaged over (the trainer's idle) time."""
     seconds = [part.seconds * (part.trainer.get("idle", 0.0) if while_idle else 1.0) for part in parts]
     whole = sum(seconds)
 
@@ -108,21 +107,13 @@ def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
         seconds=whole,
         trainer={name: mean(part.trainer.get(name, 0.0) for part in parts) for name in TRAINER},
         sessions={name: mean(part.sessions.get(name, 0.0) for part in parts) for name in SESSIONS},
-        busy=mean(part.busy for part in parts),
-        device=mean(part.device for part in parts),
-        pause=mean(part.pause for part in parts),
-        loads=sum(part.loads for part in parts),
-        tokens=sum(part.tokens for part in parts),
-        computed=sum(part.computed for part in parts),
-        reused=sum(part.reused for part in parts),
-        running=mean(part.running for part in parts),
-        waiting=mean(part.waiting for part in parts),
-        ready=mean(part.ready for part in parts),
+        **{name: mean(getattr(part, name) for part in parts) for name in MEANS},
+        **{name: sum(getattr(part, name) for part in parts) for name in COUNTS},
     )
 
 
 def binned(parts: Sequence[Span], *, most: int) -> list[Span]:
-    """At most `most` spans, each of neighbours."""
+    """Merges neighbours into at most `most` spans."""
     count = min(most, len(parts))
     edges = [round(index * len(parts) / count) for index in range(count + 1)] if count else []
     return [merged(parts[start:end]) for start, end in pairwise(edges)]

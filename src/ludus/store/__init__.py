@@ -1,1 +1,1 @@
-"""The run folder: config, metrics, events, trajectories, report. Promise: a line once written is never lost by a later crash."""
+"""The run folder. Promise: no later crash loses a written line."""

@@ -1,11 +1,11 @@
-"""A run's trajectories as a folder that Hugging Face's `datasets` loads. Promise: every row has the same columns of the same types,
-whatever the environments.
+"""A run's trajectories as a folder for Hugging Face's `datasets`. Promise: all rows have the same
+columns of the same types, whatever the environments.
 
     DATASET/README.md     the dataset card, with the list of files
-    DATASET/train.jsonl   one trajectory per line; dev and test where there are any
+    DATASET/train.jsonl   one trajectory per line; dev and test if the run has any
 
-Messages are OpenAI's, arguments of calls and the tools as strings of JSON: as columns they would differ from world to world. JSON lines,
-because they need no package to write and any editor to read; `datasets` turns them into Arrow by itself.
+Messages have OpenAI's form. Arguments of calls, and tools, are JSON strings, because as columns
+they would differ between environments.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from ludus.errors import ConfigError
 from ludus.store.lines import encode_line, naming_failure
 from ludus.store.trajectories import StoredTrajectory
-from ludus.types import Message, ToolCall, Trajectory
+from ludus.types import Message, Trajectory
 
 CARD = """---
 configs:
@@ -33,13 +33,13 @@ configs:
 
 {num} trajectories written by Ludus: sessions of {environments}.
 
-`messages` is the conversation in OpenAI's form, `tools` the functions on offer at its start as JSON, `reward` what the environment gave.
+`messages` is the conversation in OpenAI's form, `tools` the functions offered at its start as JSON, `reward` the environment's reward.
 Load it with `datasets.load_dataset("{name}")`.
 """
 
 
 def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
-    """Scored trajectories only: the others were ended by the world."""
+    """Writes the scored trajectories; the policy did not end the others."""
     with naming_failure("write", folder):
         folder.mkdir(parents=True, exist_ok=True)
         lines: dict[str, list[bytes]] = {}
@@ -51,7 +51,7 @@ def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
         for split, rows in lines.items():
             if not re.fullmatch(r"[\w+-][\w.+-]*", split):
                 raise ConfigError(
-                    f"split {split!r} cannot be the name of a file; expected letters, digits, and . _ + - inside"
+                    f"split {split!r} cannot be a file name; expected letters, digits, and . _ + - inside it"
                 )
             (folder / f"{split}.jsonl").write_bytes(b"".join(rows))
         files = "\n".join(f"  - split: {split}\n    path: {split}.jsonl" for split in lines)
@@ -62,11 +62,15 @@ def write_dataset(folder: Path, stored: Iterable[StoredTrajectory]) -> Path:
 
 
 def to_row(trajectory: Trajectory) -> dict[str, Any]:
-    messages = [_message(message) for message in trajectory.start.messages]
+    messages = list(trajectory.start.messages)
     for turn in trajectory.turns:
-        calls = tuple(_with_id(call, f"call_{turn.index}_{place}") for place, call in enumerate(turn.action.tool_calls))
-        messages.append(_message(Message("assistant", turn.action.content, tool_calls=calls)))
-        messages += [_message(each) for each in _answering(turn.observation.messages, [call.id for call in calls])]
+        # Solvers and models that write calls as text give no ids, but a result must name its call.
+        calls = tuple(
+            replace(call, id=call.id or f"call_{turn.index}_{place}")
+            for place, call in enumerate(turn.action.tool_calls)
+        )
+        messages.append(Message("assistant", turn.action.content, tool_calls=calls))
+        messages += _answering(turn.observation.messages, [call.id for call in calls])
     return {
         "id": trajectory.id,
         "environment": trajectory.task.environment,
@@ -75,36 +79,26 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
         "success": trajectory.success,
         "stop": trajectory.stop.value,
         "num_turns": len(trajectory.turns),
-        "messages": messages,
+        "messages": [_message(message) for message in messages],
         "tools": json.dumps([tool.openai() for tool in trajectory.start.tools or ()]),
     }
-
-
-def _with_id(call: ToolCall, id: str) -> ToolCall:
-    """Models that write calls as text, and solvers, give none; a result must name the call that it answers."""
-    return call if call.id else replace(call, id=id)
 
 
 def _answering(messages: Iterable[Message], ids: list[str]) -> Iterator[Message]:
     unnamed = iter(ids)
     for message in messages:
-        if message.role == "tool" and not message.tool_call_id:
-            message = replace(message, tool_call_id=next(unnamed, ""))
-        yield message
+        is_unnamed = message.role == "tool" and not message.tool_call_id
+        yield replace(message, tool_call_id=next(unnamed, "")) if is_unnamed else message
 
 
 def _message(message: Message) -> dict[str, Any]:
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
+        for call in message.tool_calls
+    ]  # fmt: skip
     return {
         "role": message.role,
         "content": message.content,
-        "tool_calls": [_call(call) for call in message.tool_calls],
+        "tool_calls": calls,
         "tool_call_id": message.tool_call_id,
-    }
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {
-        "id": call.id,
-        "type": "function",
-        "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))},
     }

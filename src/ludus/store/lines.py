@@ -1,7 +1,8 @@
-"""JSON lines on disk. Promise: every line that was written is there after `kill -9` or a full disk, and a torn one never hides another.
+"""JSON lines on disk. Promise: every written line survives `kill -9` and a full disk, and a torn
+line never hides another.
 
-A line goes to the kernel in one unbuffered write before `append` returns, so only a crash of the whole machine can take it back.
-Files are always valid JSON: numbers that JSON does not know are written as the strings "NaN", "Infinity" and "-Infinity".
+`append` hands a line to the kernel in one unbuffered write. Files are always valid JSON: NaN and
+infinities are written as the strings "NaN", "Infinity" and "-Infinity"; `number` reads them back.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class LineFile:
             self._end_torn_line()
 
     def append(self, value: Mapping[str, Any]) -> int:
-        """Writes one line and returns the file's size."""
+        """Writes one line; returns the size of the file in bytes."""
         data = encode_line(value)
         with naming_failure("append to", self.path):
             before = os.fstat(self._fd).st_size
             try:
                 _write_all(self._fd, data)
             except OSError:
-                with suppress(OSError):  # the half line stays; the next open ends it
+                with suppress(OSError):  # if this fails too, the next open ends the half line
                     os.ftruncate(self._fd, before)
                 raise
             return before + len(data)
@@ -48,27 +49,36 @@ class LineFile:
             self._fd = -1
 
     def _end_torn_line(self) -> None:
-        """A process killed while it wrote left half a line: end it, so that the next line is its own."""
+        """Ends the half line that a killed process left, so that the next line is separate."""
         size = os.fstat(self._fd).st_size
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             _write_all(self._fd, b"\n")
 
 
 def read_lines(path: Path, *, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """The objects of a file; a line that cannot be read is reported as file:line and skipped. A missing file has no lines."""
+    """Yields the objects of a file, if it exists; reports unreadable lines as file:line."""
     if not path.exists():
         return
     with naming_failure("read", path), path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
+        for row, line in enumerate(file, start=1):
             try:
                 value = json.loads(line)
             except ValueError:  # also a UnicodeDecodeError
-                report(_broken(path, number, line))
+                why = "not valid JSON" if line.endswith(b"\n") else "torn: its writer ended while writing it"
+                report(f"{path}:{row}: {len(line)} bytes, {why}; skipped")
                 continue
             if isinstance(value, dict):
                 yield value
             else:
-                report(f"{path}:{number}: expected a JSON object, got {type(value).__name__}; skipped")
+                report(f"{path}:{row}: expected a JSON object, got {type(value).__name__}; skipped")
+
+
+def number(value: Any) -> float:
+    """A stored number as a float; NaN if it is missing or not a number."""
+    try:
+        return math.nan if value is None else float(value)
+    except (TypeError, ValueError):
+        return math.nan
 
 
 def encode_line(value: Mapping[str, Any]) -> bytes:
@@ -79,24 +89,24 @@ def encode_line(value: Mapping[str, Any]) -> bytes:
         text = _dumps(value, ensure_ascii=False)
     try:
         return text.encode() + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which a model can sample: only an escape holds it
+    except UnicodeEncodeError:  # a model can sample half a surrogate pair, which needs an escape
         return _dumps(value, ensure_ascii=True).encode() + b"\n"
 
 
 @contextmanager
 def naming_failure(verb: str, path: Path) -> Iterator[None]:
+    """Turns an OSError into a StoreFailed that names the file and the next move."""
     try:
         yield
     except OSError as error:
-        move = (
-            "Make it readable, and start the command again."
-            if verb == "read"
-            else (
-                "What was written before is intact. Free space or make the folder writable, then start the command again, "
-                "`ludus train` with --resume where it has a checkpoint."
-            )
-        )
+        move = "Make it readable, then start the command again." if verb == "read" else _WRITABLE
         raise StoreFailed(f"cannot {verb} {path}: {describe(error)}. {move}") from error
+
+
+_WRITABLE = (
+    "Everything written before is intact. Free space or make the folder writable, then start the command again "
+    "(`ludus train` with --resume if it has saved a checkpoint)."
+)
 
 
 def _dumps(value: Any, *, ensure_ascii: bool) -> str:
@@ -104,7 +114,7 @@ def _dumps(value: Any, *, ensure_ascii: bool) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What an author's metrics and task data may hold beside JSON's own types; anything else is kept as text, never refused."""
+    """Converts what metrics and task data may hold beyond JSON; anything else becomes text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, Mapping):
@@ -124,12 +134,6 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(item) for item in value]
     return value
-
-
-def _broken(path: Path, number: int, line: bytes) -> str:
-    torn = not line.endswith(b"\n")
-    why = "torn by a process that ended while it wrote" if torn else "not valid JSON"
-    return f"{path}:{number}: {len(line)} bytes, {why}; skipped"
 
 
 def _write_all(fd: int, data: bytes) -> None:

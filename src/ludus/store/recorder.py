@@ -1,4 +1,5 @@
-"""The one writer of a run folder. Promise: what a method was given is on disk, and told to every listener, when it returns."""
+"""The only writer of a run folder. Promise: when a method returns, what it was given is on disk and
+every listener has been called."""
 
 from __future__ import annotations
 
@@ -10,75 +11,68 @@ from typing import Any, Self
 from ludus.store.lines import LineFile
 from ludus.store.run_folder import RunFolder
 from ludus.store.trajectories import StoredTrajectory, stored_to_dict
-from ludus.trackers.tensorboard import TensorBoard
 from ludus.types import Trajectory
 
 Listener = Callable[[str, Mapping[str, Any]], None]
-"""Called as listener(kind, fields) with kind "metrics", "trajectory", "evaluation", an event's kind, or, at the very end, "closed"."""
+"""Called as listener(kind, fields). `kind` is "metrics", "trajectory", "evaluation", the kind of an
+event or, as the last call, "closed"."""
 MAX_FILE_BYTES = 64 * 2**20
-"""A trajectories file that has grown past this is followed by the next one: editors and `jq` still open it."""
+"""A larger trajectories file is followed by a new one, so that editors can still open it."""
+
+
+class ListenerFailed(Exception):
+    """Raised by a listener that the run can do without: reported as an event, not called again."""
 
 
 class Recorder:
-    """Writes metrics, events, trajectories, evaluations and the timeline of a locked RunFolder, and closes it. For one thread."""
+    """Writes the files of a locked RunFolder, and closes it. Not thread-safe."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        tensorboard: bool,
-        trajectories: bool,
-        listeners: Iterable[Listener] = (),
-    ) -> None:
+    def __init__(self, folder: RunFolder, *, trajectories: bool, listeners: Iterable[Listener] = ()) -> None:
         self.folder = folder
-        self._listeners = tuple(listeners)
+        self._listeners = list(listeners)
         self._metrics = LineFile(folder.metrics_file)
         self._events = LineFile(folder.events_file)
         self._evaluations = LineFile(folder.evaluations_file)
         self._timeline = LineFile(folder.timeline_file)
         first_file = _next_file(folder)
         self._trajectories = LineFile(first_file) if trajectories else None
-        self._tensorboard = TensorBoard(folder.tensorboard, resumed_at=folder.resumed_at) if tensorboard else None
         if folder.resumed_at is not None:
             self.event("resumed", step=folder.resumed_at, file=first_file.name)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         line = {"step": step, "time": _now(), **metrics}
         self._metrics.append(line)
-        if self._tensorboard is not None:
-            self._tensorboard.metrics(step, metrics)
-        self._tell("metrics", line)
+        self._notify("metrics", line)
 
     def event(self, kind: str, **fields: Any) -> None:
         line = {"kind": kind, "time": _now(), **fields}
         self._events.append(line)
-        self._tell(kind, line)
+        self._notify(kind, line)
 
     def trajectory(self, trajectory: Trajectory, *, step: int, group_id: str, split: str = "train") -> None:
         stored = StoredTrajectory(trajectory, step=step, group_id=group_id, split=split)
         if self._trajectories is not None and self._trajectories.append(stored_to_dict(stored)) > MAX_FILE_BYTES:
             self._trajectories.close()
             self._trajectories = LineFile(_next_file(self.folder))
-        self._tell("trajectory", {"trajectory": trajectory, "step": step, "split": split})
+        self._notify("trajectory", {"trajectory": trajectory, "step": step, "split": split})
 
     def evaluation(self, step: int, report: Mapping[str, Any]) -> None:
         line = {"step": step, "time": _now(), **report}
         self._evaluations.append(line)
-        self._tell("evaluation", line)
+        self._notify("evaluation", line)
 
     def timeline(self, line: Mapping[str, Any]) -> None:
-        """Who did what in the second that is over; see reports/timeline.py. No listener is told: none can be waiting for it."""
+        """Writes one second of the timeline (reports/timeline.py); listeners do not get it."""
         self._timeline.append(line)
 
     def close(self) -> None:
-        files = (
-            self._metrics, self._events, self._evaluations, self._timeline, self._trajectories, self._tensorboard
-        )  # fmt: skip
-        for file in files:
-            if file is not None:
-                file.close()
-        self.folder.close()
-        self._tell("closed", {})
+        try:
+            self._notify("closed", {})
+        finally:
+            files = (self._metrics, self._events, self._evaluations, self._timeline, self._trajectories, self.folder)
+            for file in files:
+                if file is not None:
+                    file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -86,9 +80,18 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, kind: str, fields: Mapping[str, Any]) -> None:
+    def _notify(self, kind: str, fields: Mapping[str, Any]) -> None:
+        kept: list[Listener] = []
+        failures: list[str] = []
         for listener in self._listeners:
-            listener(kind, fields)
+            try:
+                listener(kind, fields)
+                kept.append(listener)
+            except ListenerFailed as error:
+                failures.append(str(error))
+        self._listeners = kept
+        for failure in failures:
+            self.event("listener_failed", text=f"{failure}. The run continues without it.")
 
 
 def _next_file(folder: RunFolder) -> Path:

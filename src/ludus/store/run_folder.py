@@ -1,14 +1,14 @@
-"""One run's folder: what lies where, who may write. Promise: a run is never overwritten, and never written by two processes at once.
+"""The folder of a run. Promise: it is never overwritten, and never has two writers.
 
 config.toml              the resolved run
 metrics.jsonl            one line per optimiser step
 events.jsonl             started, resumed, checkpoint, publish, failures, ...
 evaluations.jsonl        one line per evaluation on held-out tasks
-timeline.jsonl           one line per second of training: what trainer, sessions and engine did in it
-trajectories/*.jsonl     every trajectory; a new file when one is full, and on every resume
+timeline.jsonl           one line per second of training: activity of trainer, sessions and engine
+trajectories/*.jsonl     every trajectory; a new file when one is full and after every resume
 checkpoints/  export/  tensorboard/
 report.md  plots/        written by `ludus report`
-lock                     held while a process writes; the kernel frees it when the process dies
+lock                     held by the writing process; the kernel frees it when that process dies
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def warn(problem: str) -> None:
 
 
 class RunFolder:
-    """Paths and readers of a run. `create` and `resume` also take the lock, which `close` gives back; `open` only reads."""
+    """Paths and readers of a run. `create` and `resume` take the lock, `close` releases it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -50,30 +50,28 @@ class RunFolder:
         self.resumed_at: int | None = None
         self._lock: int | None = None
 
-    # ------------------------------------------------------------------------------------------------ open
-
     @classmethod
     def create(cls, config: RunConfig) -> Self:
-        """A new run's folder, locked."""
+        """Makes and locks the folder of a new run."""
         folder = cls(config.folder)
         if folder.config_file.exists():
             raise ConfigError(
-                f"{folder.path} already holds a run. Give this one another name (name=...), go on with that one (`ludus train ... "
-                f"--resume`), or delete it: rm -r {folder.path}"
+                f"{folder.path} already holds a run. Use another name (name=...), continue that run (`ludus train ... --resume`), "
+                f"or delete it: rm -r {folder.path}"
             )
         folder._take_lock()
-        folder._write_config(config)
+        _replace(folder.config_file, dump_config(config).encode())
         return folder
 
     @classmethod
     def resume(cls, config: RunConfig, *, step: int) -> Self:
-        """An existing run's folder, locked, with the metrics and evaluations after `step` cut off: those steps will be made again.
+        """Locks the folder of an existing run and cuts off metrics and evaluations after `step`.
 
-        Trajectories are kept; those of the cut steps are marked as superseded when they are read.
+        Trajectories are kept; readers mark those of the cut steps as superseded.
         """
         folder = cls.open(config.folder)
         folder._take_lock()
-        folder._write_config(config)
+        _replace(folder.config_file, dump_config(config).encode())
         for path in (folder.metrics_file, folder.evaluations_file):
             _keep(path, until=step)
         folder.resumed_at = step
@@ -81,7 +79,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, run: str | Path, *, root: str | Path = "runs") -> Self:
-        """An existing run by its path, or by its name under `root`, for reading."""
+        """Finds an existing run by its path, or by its name under `root`, for reading."""
         for path in (Path(run), Path(root) / run):
             if (path / "config.toml").is_file():
                 return cls(path)
@@ -93,8 +91,6 @@ class RunFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
-
-    # ------------------------------------------------------------------------------------------------ read
 
     def config(self) -> RunConfig:
         return load_config(self.config_file)
@@ -112,7 +108,8 @@ class RunFolder:
         return list(read_lines(self.timeline_file, report=report))
 
     def records(self, *, report: Report = warn) -> Iterator[dict[str, Any]]:
-        """Every trajectory as plain JSON, oldest first: cheap to filter. `superseded` marks what a resumed run has played again."""
+        """Yields every trajectory as plain JSON, oldest first; those that a resumed run has played
+        again have the key `superseded`."""
         resumes = [
             (event["file"], event["step"]) for event in self.events(report=report) if event.get("kind") == "resumed"
         ]
@@ -125,24 +122,19 @@ class RunFolder:
                 yield record | {"superseded": True} if superseded else record
 
     def _played_again(self, *, first_file: str | None) -> dict[Any, str]:
-        """The last file that holds a trajectory, for those since the first resume. A group that was finished after the checkpoint, but
-        not yet trained, carries a step that was not cut, and is played again under its id."""
+        """{id: last file with that trajectory}, from the first resume on. A group that finished
+        after the checkpoint and was not trained has no cut step, but is played again."""
         files = [path for path in self.trajectory_files() if first_file is not None and path.name >= first_file]
         return {record.get("id"): path.name for path in files for record in read_lines(path, report=lambda _: None)}
 
     def read_trajectories(self, *, report: Report = warn) -> Iterator[StoredTrajectory]:
-        """Every trajectory that was not superseded."""
+        """Yields every trajectory that is not superseded."""
         for record in self.records(report=report):
             if not record.get("superseded"):
                 yield stored_from_dict(record)
 
     def trajectory_files(self) -> list[Path]:
         return sorted(self.trajectories.glob("[0-9][0-9][0-9][0-9][0-9].jsonl"))
-
-    # ------------------------------------------------------------------------------------------------ write
-
-    def _write_config(self, config: RunConfig) -> None:
-        _replace(self.config_file, dump_config(config).encode())
 
     def _take_lock(self) -> None:
         path = self.path / "lock"
@@ -155,7 +147,7 @@ class RunFolder:
             owner = os.read(lock, 64).decode(errors="replace").strip() or "unknown"
             os.close(lock)
             raise StoreFailed(
-                f"{self.path} is being written by process {owner}. Wait until it ends, stop it, or give this run another name (name=...)."
+                f"{self.path} is being written by process {owner}. Wait until it ends, stop it, or use another name (name=...)."
             ) from None
         os.ftruncate(lock, 0)
         os.write(lock, str(os.getpid()).encode())
@@ -169,7 +161,7 @@ def _keep(path: Path, *, until: int) -> None:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """Old or new, never half: written beside, then renamed over."""
+    """Replaces a file as a whole: a reader sees the old or the new content."""
     beside = path.with_name(path.name + ".new")
     with naming_failure("write", path):
         beside.write_bytes(data)

@@ -1,15 +1,15 @@
-"""Trajectories and groups as JSON. Promise: what comes back is what went in, token for token and bit for bit.
+"""Trajectories and groups as JSON. Promise: reading gives back what was written, bit for bit.
 
-Everything a person asks about is plain JSON, so that `jq` answers it: messages, rewards, stops, token ids. Of the five token
-arrays `ids` is a list, `sampled`, `versions` and `turns` are runs, and only the logprobs are packed (base64 of little-endian
-float32), because in decimal they would be half of the file. A sequence of 300 tokens, 60 of them sampled:
+Everything is plain JSON for `jq`, except logprobs: base64 of little-endian float32, because
+decimals would be half of the file. A sequence of 300 tokens, 60 of them sampled:
 
-    {"ids": [5, 9, ...], "sampled": [200, 40, 40, 20], "logprobs": "Wkw...", "versions": [[7, 60]], "turns": [[0, 240], [1, 60]]}
+    {"ids": [5, 9, ...], "sampled": [200, 40, 40, 20], "logprobs": "Wkw...", "versions": [[7, 60]],
+     "turns": [[0, 240], [1, 60]]}
 
-`sampled` holds the lengths of alternating runs, beginning with tokens that were not sampled. `versions` and `turns` are runs of
-[value, count]. Logprobs and versions are those of the sampled tokens only; the others have none. Fields at their default are left
-out. `reward`, `success` and `num_turns` are there for readers and are not read back. Advantages belong to a batch, not to a
-trajectory, and are not stored.
+`sampled` holds the lengths of alternating runs, starting with tokens that were not sampled;
+`versions` and `turns` are runs of [value, count]. Only sampled tokens have logprobs and versions.
+Fields with their default value are left out. `reward`, `success` and `num_turns` are for readers
+and not read back. Advantages belong to a batch and are not stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTrajectory:
-    """A trajectory and where it belongs in its run."""
+    """A trajectory and its place in the run."""
 
     trajectory: Trajectory
     step: int
@@ -98,7 +98,7 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise StoreFailed(
             f"trajectory {data.get('id', '(without id)')!r} cannot be read: {describe(error)}. "
-            "It was written by another version of Ludus or edited; read it with the version that wrote it."
+            "Another version of Ludus wrote it, or it was edited; read it with the version that wrote it."
         ) from error
 
 
@@ -122,9 +122,6 @@ def group_from_dict(data: Mapping[str, Any]) -> Group:
     )
 
 
-# ------------------------------------------------------------------------------------------------ messages
-
-
 RECORDS = (Task, Tool, ToolCall, Message, Action, Observation, Turn)
 
 
@@ -136,8 +133,8 @@ _DEFAULTS = {record: [(field.name, _default(field)) for field in fields(record)]
 
 
 def _plain(value: Any) -> Any:
-    """A record as a dict without the fields that are at their default; tuples of records as lists of these."""
-    if isinstance(value, str | float | int | None):  # most of all values, and no look-up
+    """A record as a dict without fields that have their default; tuples as lists."""
+    if isinstance(value, str | float | int | None):  # most values; avoids the look-up
         return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
@@ -170,9 +167,6 @@ def _turn(data: Mapping[str, Any]) -> Turn:
     return Turn(**{**data, "action": action, "observation": _observation(data["observation"])})
 
 
-# ------------------------------------------------------------------------------------------------ tokens
-
-
 def _sequence_to_dict(sequence: Sequence) -> Json:
     sampled = np.asarray(sequence.sampled, dtype=bool)
     return {
@@ -201,7 +195,7 @@ def _sequence(data: Mapping[str, Any]) -> Sequence:
 
 
 def _switches(mask: np.ndarray) -> list[int]:
-    """Lengths of alternating runs, beginning with False: [F F T F] -> [2, 1, 1], [T] -> [0, 1]."""
+    """Lengths of alternating runs, starting with False: [F F T F] -> [2, 1, 1], [T] -> [0, 1]."""
     edges = np.flatnonzero(np.diff(mask, prepend=False))
     return np.diff(np.concatenate(([0], edges, [len(mask)]))).tolist()  # type: ignore[no-any-return]
 

@@ -1,0 +1,1 @@
+"""Trackers send a run's numbers to other systems."""

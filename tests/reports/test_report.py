@@ -36,7 +36,7 @@ def step(number):
 
 
 def write_run(config, *, num_steps, evaluated=(0,)):
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=False) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=False) as recorder:
         for number in range(num_steps + 1):
             if number in evaluated:
                 recorder.evaluation(
@@ -62,7 +62,7 @@ def test_the_report_names_before_and_after_and_links_plots_that_exist(config, nu
 
 
 def test_tokens_per_second_of_a_run_are_all_its_tokens_by_all_its_time(config):
-    with Recorder(RunFolder.create(config), tensorboard=False, trajectories=False) as recorder:
+    with Recorder(RunFolder.create(config), trajectories=False) as recorder:
         for number, train_s in enumerate((0.5, 98.5), start=1):
             recorder.metrics(number, step(number) | {"time/train_s": train_s})
     assert "| generated | 10 tokens/s on average |" in write_report(RunFolder.open(config.folder)).read_text()

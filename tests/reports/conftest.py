@@ -1,0 +1,3 @@
+from tests.store.conftest import config
+
+__all__ = ["config"]

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
 from ludus.models.attention.packed import outside_of_compilation
-from ludus.models.layers.inference import unswap
-from ludus.models.layers.training import is_lean
+from ludus.models.layers.inference import restore_layers
+from ludus.models.layers.training import has_training_layers
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
@@ -26,7 +26,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 def compile_layers(model: PreTrainedModel) -> None:
     """One compilation serves all layers and lengths. Attention stays outside: its kernels are compiled already, and a row's segments,
     which are new in every microbatch, would be taken for constants."""
-    unswap(model)  # lean layers are for those who do without a compiler
+    restore_layers(model)  # training layers are for those who do without a compiler
     outside_of_compilation()
     for layer in _layers(model, knob="compile"):
         layer.compile(dynamic=True)
@@ -42,5 +42,5 @@ def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
 
 
 def compiles(choice: bool | None, model: PreTrainedModel) -> bool:
-    """Unless somebody says otherwise: on a GPU, where the layers are not lean already."""
-    return model.device.type == "cuda" and not is_lean(model) if choice is None else choice
+    """Unless somebody says otherwise: on a GPU, where the model has no training layers."""
+    return model.device.type == "cuda" and not has_training_layers(model) if choice is None else choice

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ludus.engines.noise import Noise
+from ludus.engines.noise import uniform
 from ludus.engines.sample import draw as draw_one_by_one
 
 ROWS = 64
@@ -56,17 +56,12 @@ def draw(
     logits: Tensor, *, temperatures: Tensor, origins: Tensor, positions: Tensor, constants: Tensor
 ) -> tuple[Tensor, Tensor]:
     uniforms = [
-        _noise(origin).at(position + 1) for origin, position in zip(origins.tolist(), positions.tolist(), strict=True)
+        uniform(origin % 2**64, position + 1)
+        for origin, position in zip(origins.tolist(), positions.tolist(), strict=True)
     ]
     drawn = draw_one_by_one(logits, temperatures=temperatures.tolist(), uniforms=uniforms)
     tokens, logprobs = zip(*drawn, strict=True)
     return torch.tensor(tokens), torch.tensor(logprobs)
-
-
-def _noise(origin: int) -> Noise:
-    noise = Noise(0)
-    noise.origin = origin % 2**64
-    return noise
 
 
 def noise_constants(device: torch.device) -> Tensor:

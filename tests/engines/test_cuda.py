@@ -22,7 +22,7 @@ from transformers import (
 
 from ludus.config import EngineConfig
 from ludus.engines.embedded import EmbeddedEngine
-from ludus.engines.noise import Noise
+from ludus.engines.noise import noise_origin, uniform
 from ludus.engines.sample import draw
 from ludus.types import Sampling
 from ludus.weights.memory import MemoryChannel
@@ -212,7 +212,7 @@ def test_the_same_seed_gives_the_same_tokens_whoever_else_is_in_the_batch():
     assert alone == crowded
 
 
-def test_new_weights_reach_the_fused_layers_and_the_captured_graphs():
+def test_new_weights_reach_the_inference_layers_and_the_captured_graphs():
     model = make("qwen2")
     other = {name: tensor * 1.3 for name, tensor in model.state_dict().items()}
     channel = MemoryChannel()
@@ -243,8 +243,8 @@ def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
     generator = torch.Generator("cuda").manual_seed(0)
     logits = torch.randn(256, vocabulary, device="cuda", generator=generator) * 3
     temperatures = [0.0, 1.0, 0.7, 2.0] * 64
-    noises = [Noise(seed) for seed in range(256)]
-    origins = [noise.origin - 2**64 if noise.origin >= 2**63 else noise.origin for noise in noises]
+    starts = [noise_origin(seed) for seed in range(256)]
+    origins = [start - 2**64 if start >= 2**63 else start for start in starts]
     tokens, logprobs = kernels.draw(
         logits,
         temperatures=torch.tensor(temperatures, device="cuda"),
@@ -252,7 +252,7 @@ def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
         positions=torch.arange(256, device="cuda"),
         constants=kernels.noise_constants(torch.device("cuda")),
     )
-    uniforms = [noise.at(position + 1) for position, noise in enumerate(noises)]
+    uniforms = [uniform(start, position + 1) for position, start in enumerate(starts)]
     expected = draw(logits.cpu(), temperatures=temperatures, uniforms=uniforms)
     differing = sum(int(token) != want for token, (want, _) in zip(tokens, expected, strict=True))
     assert differing <= 1, "only a number that falls on a boundary may be rounded to the other side"
@@ -261,9 +261,9 @@ def test_the_kernel_draws_what_the_cpu_draws(vocabulary):
 
 
 def test_a_model_of_an_unknown_kind_is_served_as_transformers_has_it(monkeypatch):
-    from ludus.models.layers import inference as fused
+    from ludus.models.layers import inference as layers
 
-    monkeypatch.setattr(fused, "recognised", lambda layer: False)
+    monkeypatch.setattr(layers, "recognised", lambda layer: False)
     model = make("llama")
     assert isinstance(model, LlamaForCausalLM)
     gaps = []

@@ -16,7 +16,7 @@ import torch
 
 import ludus.models
 from ludus.engines import embedded as embedded_module
-from ludus.engines.plan import Copy
+from ludus.engines.plan import Span
 from ludus.errors import ConfigError, EngineFailed
 from ludus.weights.memory import MemoryChannel
 from tests.engines import plain_kernels
@@ -56,7 +56,7 @@ def cuda(monkeypatch):
 
 
 def with_pages(cuda, monkeypatch, count: int) -> None:
-    """A device whose memory holds so many pages for slots."""
+    """A device whose memory holds so many pages for rows."""
     monkeypatch.setattr(
         cuda, "memory_of", lambda device: (count + 1 + EACH) * cuda.page_bytes(SHAPE, dtype=torch.float32)
     )
@@ -155,7 +155,7 @@ def test_without_memory_for_it_a_graph_is_captured_when_it_is_needed(cuda, monke
 
 def test_copies_go_together_unless_one_reads_or_writes_what_another_wrote(cuda):
     def copy(source, target):
-        return Copy(0, 0, 1, (source,), (target,))
+        return Span(0, 1, (source,)), Span(0, 1, (target,))
 
     one, two, chained, again, last = copy(1, 5), copy(1, 6), copy(6, 7), copy(2, 7), copy(5, 1)
     assert list(cuda.at_once([one, two, chained, again, last])) == [[one, two], [chained], [again, last]]
@@ -191,10 +191,10 @@ def during_launch(cuda, monkeypatch, *, number, act):
 
     def launch(self, planned, **options):
         launches.append(planned)
-        landing = real(self, planned, **options)
+        collect = real(self, planned, **options)
         if len(launches) == number:
             act()
-        return landing
+        return collect
 
     monkeypatch.setattr(cuda.CudaPolicies, "launch", launch)
     return launches
@@ -271,7 +271,7 @@ def test_memory_that_runs_out_once_halves_the_cache_and_loses_nothing(cuda, monk
             gaps = await asyncio.gather(*(converse(engine, name=name, turns=2) for name in range(5)))
             return max(gaps), engine._policies.num_pages, engine._schedule.pages.count
 
-    with pytest.warns(UserWarning, match="Going on with half the cache"):
+    with pytest.warns(UserWarning, match="Continuing with half the cache"):
         worst, *counts = asyncio.run(main())
     assert counts == [6, 6]
     assert worst < 1e-4

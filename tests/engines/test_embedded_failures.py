@@ -18,7 +18,7 @@ async def ends_in(awaitable, *, seconds: float = 20.0):
     return await asyncio.wait_for(awaitable, seconds)
 
 
-def test_cancelling_the_call_cancels_the_generation_and_frees_its_slot():
+def test_cancelling_the_call_cancels_the_generation_and_frees_its_row():
     model = small_llama()
 
     async def main():
@@ -194,7 +194,7 @@ def test_closing_fails_what_is_in_flight_and_may_be_repeated():
         ([], 5, "current", "no tokens"),
         ([1, 97], 5, "current", r"1 to 97; .* 0 \.\. 96"),
         ([-1], 5, "current", "-1 to -1"),
-        ([1], 0, "current", "max_tokens is at least 1"),
+        ([1], 0, "current", "max_tokens must be at least 1"),
         ([1] * 20, 14, "current", "keeps 32 per session"),
         ([1], 5, "curent", "Did you mean 'current'"),
     ],
@@ -213,5 +213,5 @@ def test_a_model_that_cannot_be_served_is_refused_at_start():
         async with embedded(small_llama(), max_tokens=1024):
             pass
 
-    with pytest.raises(ConfigError, match=r"knows 512 positions .* 1024"):
+    with pytest.raises(ConfigError, match=r"has 512 positions .* 1024"):
         asyncio.run(main())

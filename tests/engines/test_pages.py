@@ -20,13 +20,11 @@ TOKENS = 4
 """Of a page."""
 
 
-def make_schedule(
-    *, count: int, num_slots: int = 6, max_running: int = 4, slot_tokens: int = 40, **changes
-) -> Schedule:
-    pages = Pages(count=count, tokens=TOKENS, num_slots=num_slots)
+def make_schedule(*, count: int, num_rows: int = 6, max_running: int = 4, row_tokens: int = 40, **changes) -> Schedule:
+    pages = Pages(count=count, tokens=TOKENS, num_rows=num_rows)
     schedule = Schedule(
-        num_slots=num_slots,
-        slot_tokens=slot_tokens,
+        num_rows=num_rows,
+        row_tokens=row_tokens,
         max_running=max_running,
         pages=pages,
         **{"prefill_tokens": 64, "decode_steps": 3, **changes},
@@ -39,20 +37,20 @@ def make_request(ids: list[int], *, session: str = "a", tokens: int = 3) -> Requ
     return Request(list(ids), Sampling(max_tokens=tokens, stop_ids=(99,)), session)
 
 
-def holders(pages: Pages, *, num_slots: int) -> Counter[int]:
+def holders(pages: Pages, *, num_rows: int) -> Counter[int]:
     """By page, counted from scratch."""
-    return Counter(page for slot in range(num_slots) for page in pages.held(slot))
+    return Counter(page for row in range(num_rows) for page in pages.held(row))
 
 
-def check_pages(pages: Pages, *, num_slots: int, running: Collection[int]) -> None:
-    held, free = holders(pages, num_slots=num_slots), set(pages._free)
+def check_pages(pages: Pages, *, num_rows: int, running: Collection[int]) -> None:
+    held, free = holders(pages, num_rows=num_rows), set(pages._free)
     assert len(free) == pages.num_free, "no page is free twice"
     assert not free & held.keys(), "no page is free while anybody holds it"
     assert free | held.keys() == set(range(1, pages.count + 1)), "none is lost, and page 0 is nobody's"
-    assert all(len(set(pages.held(slot))) == pages.num_held(slot) for slot in range(num_slots))
-    assert pages.num_pinned == len({page for slot in running for page in pages.held(slot)})
-    for slot in range(num_slots):
-        assert set(pages.alone(slot)) == {page for page in pages.held(slot) if held[page] == 1}
+    assert all(len(set(pages.held(row))) == pages.num_held(row) for row in range(num_rows))
+    assert pages.num_pinned == len({page for row in running for page in pages.held(row)})
+    for row in range(num_rows):
+        assert set(pages.alone(row)) == {page for page in pages.held(row) if held[page] == 1}
 
 
 @dataclass
@@ -68,14 +66,14 @@ class Machine:
     """Every token that was ever drawn for a request and kept, in order."""
     holders: Counter[int] = field(default_factory=Counter)
     overlaps: bool = False
-    """What a step launched lands in the next, after that one's plan."""
-    flights: list[tuple[Chunk, list[int]]] = field(default_factory=list)
+    """What one step launches is collected in the next, after its plan."""
+    launched: list[tuple[Chunk, list[int]]] = field(default_factory=list)
 
     @property
     def unheard(self) -> dict[Request, list[int]]:
         """What was drawn for a request and is in flight."""
         drawn: dict[Request, list[int]] = {}
-        for chunk, tokens in self.flights:
+        for chunk, tokens in self.launched:
             if chunk in chunk.request.in_flight:
                 drawn.setdefault(chunk.request, []).extend(tokens)
         return drawn
@@ -90,41 +88,41 @@ class Machine:
         self.tables.update(plan.tables)
         for request in plan.admitted:
             self.started.setdefault(request, schedule.versions[request.policy])
-        for copy in plan.copies:
-            contents = [list(self.page(page)) for page in copy.source_pages]
-            assert len(copy.source_pages) == len(copy.target_pages) == 1, "what fills a page is shared, not copied"
-            for page, content in zip(copy.target_pages, contents, strict=True):
+        for source, target in plan.copies:
+            contents = [list(self.page(page)) for page in source.pages]
+            assert len(source.pages) == len(target.pages) == 1, "what fills a page is shared, not copied"
+            for page, content in zip(target.pages, contents, strict=True):
                 self.memory[page] = content
         launched = [(chunk, self.compute(chunk, planned, rng)) for planned in plan.passes for chunk in planned.chunks]
-        before, self.flights = self.flights, launched
-        self.land(before)
+        before, self.launched = self.launched, launched
+        self.collect(before)
         if not self.overlaps:
-            self.land_all()
+            self.collect_all()
 
-    def land_all(self) -> None:
-        flights, self.flights = self.flights, []
-        self.land(flights)
+    def collect_all(self) -> None:
+        launched, self.launched = self.launched, []
+        self.collect(launched)
 
-    def land(self, flights: list[tuple[Chunk, list[int]]]) -> None:
-        for chunk, drawn in flights:
+    def collect(self, launched: list[tuple[Chunk, list[int]]]) -> None:
+        for chunk, drawn in launched:
             if chunk in chunk.request.in_flight:
                 self.advance(chunk, drawn)
 
     def check(self) -> None:
-        slots, pages = self.schedule.slots, self.schedule.pages
-        check_pages(pages, num_slots=len(slots), running=[slot.index for slot in slots if slot.busy])
-        self.holders = holders(pages, num_slots=len(slots))
+        rows, pages = self.schedule.rows, self.schedule.pages
+        check_pages(pages, num_rows=len(rows), running=[row.index for row in rows if row.busy])
+        self.holders = holders(pages, num_rows=len(rows))
 
     def compute(self, chunk: Chunk, planned: Pass, rng: random.Random) -> list[int]:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
         ids = [*request.ids, *self.unheard.get(request, ())]
-        assert [entry[0] for entry in self.read(chunk.slot, chunk.start)] == ids[: chunk.start]
-        assert all(entry[1] >= self.started[request] for entry in self.read(chunk.slot, chunk.start))
+        assert [entry[0] for entry in self.read(chunk.row, chunk.start)] == ids[: chunk.start]
+        assert all(entry[1] >= self.started[request] for entry in self.read(chunk.row, chunk.start))
         fed = ids[chunk.start : chunk.end]
         assert chunk.ids == (fed if chunk.end <= len(request.ids) else [UNKNOWN])
         drawn = [rng.choice([7, 8, 9, 99]) for _ in range(planned.steps) if chunk.samples]
         for offset, token in enumerate([*fed, *drawn[:-1]]):
-            self.write(chunk.slot, chunk.start + offset, (token, version))
+            self.write(chunk.row, chunk.start + offset, (token, version))
         return drawn
 
     def advance(self, chunk: Chunk, drawn: list[int]) -> None:
@@ -135,12 +133,12 @@ class Machine:
         if completion:
             self.done.append((request, completion))
 
-    def read(self, slot: int, count: int) -> list:
-        table = self.tables.get(slot, ())
+    def read(self, row: int, count: int) -> list:
+        table = self.tables.get(row, ())
         return [self.page(table[position // TOKENS])[position % TOKENS] for position in range(count)]
 
-    def write(self, slot: int, position: int, entry: tuple) -> None:
-        page = self.tables[slot][position // TOKENS]
+    def write(self, row: int, position: int, entry: tuple) -> None:
+        page = self.tables[row][position // TOKENS]
         assert self.holders[page] == 1, "nobody writes where two read"
         self.page(page)[position % TOKENS] = entry
 
@@ -169,11 +167,11 @@ def test_pages_are_taken_as_a_sequence_grows_and_given_back_past_its_end():
         machine.step(rng=random.Random(7))
         held.append(schedule.pages.num_held(0))
     assert held[0] < held[-1] or len(held) == 1
-    assert schedule.pages.num_held(0) == schedule.pages.needed(schedule.slots[0].length)
+    assert schedule.pages.num_held(0) == schedule.pages.needed(schedule.rows[0].length)
 
 
 def test_when_pages_run_out_the_youngest_gives_way_and_keeps_its_tokens():
-    schedule = make_schedule(count=11, slot_tokens=36, decode_steps=1)
+    schedule = make_schedule(count=11, row_tokens=36, decode_steps=1)
     machine = Machine(schedule)
     old, young = make_request([1] * 12, session="old", tokens=20), make_request([2] * 12, session="young", tokens=20)
     for request in (old, young):
@@ -191,22 +189,22 @@ def test_when_pages_run_out_the_youngest_gives_way_and_keeps_its_tokens():
 
 
 def test_sessions_between_turns_lose_their_cache_before_anybody_who_runs_gives_way_the_least_recent_first():
-    schedule = make_schedule(count=12, slot_tokens=40)
+    schedule = make_schedule(count=12, row_tokens=40)
     machine = Machine(schedule)
     for session in ("first", "second", "released"):
         schedule.add(make_request([1, 2, 3, 4, 5, 6, 7], session=session, tokens=1))
         machine.run(rng=RNG)
     schedule.release("released")
-    kept = {slot.session_id for slot in schedule.slots if slot.length and slot.session_id}
+    kept = {row.session_id for row in schedule.rows if row.length and row.session_id}
     assert kept == {"first", "second"}
     schedule.add(make_request([9] * 36, session="large", tokens=1))
     machine.run(rng=RNG)
-    assert {slot.session_id for slot in schedule.slots if slot.length and slot.session_id} == {"second", "large"}
+    assert {row.session_id for row in schedule.rows if row.length and row.session_id} == {"second", "large"}
     assert schedule.num_preempted == 0
 
 
 def test_a_request_that_finds_no_room_waits_and_nobody_overtakes_it():
-    schedule = make_schedule(count=13, slot_tokens=40)
+    schedule = make_schedule(count=13, row_tokens=40)
     machine = Machine(schedule)
     requests = [make_request([i] * size, session=str(i), tokens=3) for i, size in enumerate((24, 24, 2, 2))]
     for request in requests:
@@ -219,14 +217,14 @@ def test_a_request_that_finds_no_room_waits_and_nobody_overtakes_it():
 
 
 def test_siblings_hold_the_pages_of_their_prompt_together_and_copy_only_the_last():
-    schedule = make_schedule(count=40, slot_tokens=60, prefill_tokens=100)
+    schedule = make_schedule(count=40, row_tokens=60, prefill_tokens=100)
     machine = Machine(schedule)
     prompt = list(range(MIN_SHARED + 6))  # five pages that are full, and one that is not
     for attempt in range(4):
         schedule.add(make_request(prompt, session=str(attempt), tokens=2))
     machine.step(rng=NEVER_STOPS)
     machine.step(rng=NEVER_STOPS)
-    first, *others = [schedule.pages.held(slot)[:5] for slot in range(4)]
+    first, *others = [schedule.pages.held(row)[:5] for row in range(4)]
     assert others == [first] * 3
     machine.run(rng=NEVER_STOPS)
     assert schedule.num_reused == 3 * (len(prompt) - 1)
@@ -234,7 +232,7 @@ def test_siblings_hold_the_pages_of_their_prompt_together_and_copy_only_the_last
 
 
 def test_siblings_fit_where_copies_of_their_prompt_would_not():
-    schedule = make_schedule(count=14, slot_tokens=40, decode_steps=1)
+    schedule = make_schedule(count=14, row_tokens=40, decode_steps=1)
     machine = Machine(schedule)
     for attempt in range(4):
         schedule.add(make_request([5] * 25, session=str(attempt), tokens=4))
@@ -247,7 +245,7 @@ def test_siblings_fit_where_copies_of_their_prompt_would_not():
 
 
 def test_of_what_sessions_had_said_or_heard_before_nine_tenths_are_not_computed_again():
-    schedule = make_schedule(count=200, num_slots=8, max_running=8, slot_tokens=120)
+    schedule = make_schedule(count=200, num_rows=8, max_running=8, row_tokens=120)
     machine, seen = Machine(schedule), 0
     histories = {str(attempt): list(range(30)) for attempt in range(8)}
     for turn in range(6):
@@ -261,7 +259,7 @@ def test_of_what_sessions_had_said_or_heard_before_nine_tenths_are_not_computed_
 
 
 def test_a_prompt_of_whole_pages_is_shared_without_a_copy():
-    schedule = make_schedule(count=40, slot_tokens=60)
+    schedule = make_schedule(count=40, row_tokens=60)
     machine = Machine(schedule)
     for attempt in range(3):
         schedule.add(make_request([*range(20), attempt], session=str(attempt), tokens=1))
@@ -271,7 +269,7 @@ def test_a_prompt_of_whole_pages_is_shared_without_a_copy():
 
 
 def test_the_leader_may_go_and_its_followers_keep_what_they_share():
-    schedule = make_schedule(count=40, slot_tokens=60)
+    schedule = make_schedule(count=40, row_tokens=60)
     machine = Machine(schedule)
     leader, *others = [make_request([3] * 21, session=str(i), tokens=9) for i in range(3)]
     for request in (leader, *others):
@@ -279,8 +277,8 @@ def test_the_leader_may_go_and_its_followers_keep_what_they_share():
     machine.step(rng=NEVER_STOPS)
     machine.step(rng=NEVER_STOPS)
     shared = schedule.pages.held(1)[:5]
-    spill = schedule.cancel(leader)
-    assert not set(spill.pages) & set(shared), "what others read is not cleared"
+    held = schedule.cancel(leader)
+    assert not set(held.pages) & set(shared), "what others read is not cleared"
     machine.check()
     machine.run(rng=NEVER_STOPS)
     assert len(machine.done) == 2
@@ -288,7 +286,7 @@ def test_the_leader_may_go_and_its_followers_keep_what_they_share():
 
 def test_a_session_that_goes_back_behind_what_it_shares_leaves_the_others_alone():
     """Its next prompt parts from its last one in the middle of a page that its sibling reads."""
-    schedule = make_schedule(count=40, slot_tokens=60)
+    schedule = make_schedule(count=40, row_tokens=60)
     machine = Machine(schedule)
     for name in ("goes back", "stays"):
         schedule.add(make_request([4] * 25, session=name, tokens=1))
@@ -308,9 +306,9 @@ def test_a_cancelled_requests_pages_are_free_and_named_to_be_cleared():
     request = make_request([1] * 9, tokens=20)
     schedule.add(request)
     machine.step(rng=random.Random(3))
-    spill = schedule.cancel(request)
-    assert spill is not None
-    assert len(spill.pages) >= 3
+    held = schedule.cancel(request)
+    assert held is not None
+    assert len(held.pages) >= 3
     assert schedule.pages.num_free == 12
 
 
@@ -322,7 +320,7 @@ def test_starting_over_with_fewer_pages_loses_no_token():
         schedule.add(request)
     machine.step(rng=NEVER_STOPS)
     had = {request: list(request.ids) for request in requests}
-    schedule.start_over(Pages(count=12, tokens=TOKENS, num_slots=len(schedule.slots)))
+    schedule.start_over(Pages(count=12, tokens=TOKENS, num_rows=len(schedule.rows)))
     machine.memory.clear()
     machine.tables.clear()
     assert list(schedule.waiting) == requests, "and they are in the order they came"
@@ -331,13 +329,13 @@ def test_starting_over_with_fewer_pages_loses_no_token():
 
 
 def test_what_an_old_version_left_gives_way_before_what_is_still_of_use():
-    schedule = make_schedule(count=11, num_slots=3, max_running=1, decode_steps=1)
+    schedule = make_schedule(count=11, num_rows=3, max_running=1, decode_steps=1)
     machine = Machine(schedule)
     for version, session in ((0, "old"), (1, "new")):
         schedule.loaded("current", version=version)
         schedule.add(make_request([version] * 13, session=session))
         machine.run(rng=NEVER_STOPS)
-    held = {slot.session_id: slot.index for slot in schedule.slots}
+    held = {row.session_id: row.index for row in schedule.rows}
     assert all(schedule.pages.num_held(held[session]) == 4 for session in ("old", "new"))
     schedule.add(make_request([5] * 18, session="third"))
     schedule.add(make_request([0] * 14, session="old"))  # waits, which would make it the last to go
@@ -355,7 +353,7 @@ def test_decoding_goes_on_before_its_tokens_are_heard_of_and_takes_in_whoever_ha
         if step in (1, 3):
             schedule.add(make_request([2 + step] * 6, session=str(step), tokens=30))
         machine.step(rng=NEVER_STOPS)
-        steps.append(sorted((chunk.slot, chunk.start, chunk.decodes) for chunk, _ in machine.flights))
+        steps.append(sorted((chunk.row, chunk.start, chunk.decodes) for chunk, _ in machine.launched))
     assert steps[:2] == [[(0, 0, False)], [(0, 5, True), (1, 0, False)]], (
         "the token that a prompt draws is not waited for"
     )
@@ -371,7 +369,7 @@ def test_nothing_is_computed_after_a_last_token_that_is_known_to_be_the_last():
     launched = []
     for _ in range(6):
         machine.step(rng=NEVER_STOPS)
-        launched.append(len(machine.flights))
+        launched.append(len(machine.launched))
     assert launched == [1, 1, 1, 0, 0, 0]
     assert len(machine.done[0][1].ids) == 7
 
@@ -386,7 +384,7 @@ def test_what_is_decoded_in_vain_leaves_the_sessions_next_turn_and_its_pages_as_
     for rng in (NEVER_STOPS, ends, NEVER_STOPS):
         machine.step(rng=rng)
     assert [len(completion.ids) for _, completion in machine.done] == [2]
-    assert len(machine.flights) == 1, "a block in vain is in flight"
+    assert len(machine.launched) == 1, "a block in vain is in flight"
     assert schedule.pages.num_held(0) == 2, "and has no more pages"
     request = machine.done[0][0]
     schedule.add(make_request([*request.ids, 5, 5], tokens=3))
@@ -408,12 +406,12 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
     """Sessions of several turns and with much in common, cancellations, releases, loads; `Machine` checks holders, tables and every
     cached token."""
     rng = random.Random(seed)
-    num_slots = rng.randint(1, 6)
+    num_rows = rng.randint(1, 6)
     schedule = make_schedule(
         count=count,
-        num_slots=num_slots,
-        max_running=rng.randint(1, num_slots),
-        slot_tokens=TOKENS * 11 - steps,
+        num_rows=num_rows,
+        max_running=rng.randint(1, num_rows),
+        row_tokens=TOKENS * 11 - steps,
         decode_steps=steps,
         prefill_tokens=prefill,
     )
@@ -424,12 +422,12 @@ def test_whatever_happens_everything_finishes_within_the_budget_and_with_the_tok
         event = rng.random()
         if event < 0.45:
             session = rng.choice(sorted(histories))
-            most = schedule.slot_tokens + 1 - len(histories[session])
+            most = schedule.row_tokens + 1 - len(histories[session])
             if most > 0:
                 added.append(make_request(histories[session], session=session, tokens=rng.randint(1, min(most, 16))))
                 schedule.add(added[-1])
         elif event < 0.5:
-            machine.land_all()
+            machine.collect_all()
             schedule.loaded("current", version=schedule.versions["current"] + 1)
         elif event < 0.55 and added:
             cancelled.add(rng.choice(added))
@@ -473,19 +471,19 @@ EVENTS = st.tuples(st.sampled_from(["grow", "share", "shrink", "pin"]), st.integ
 @settings(max_examples=200, deadline=None)
 @given(st.lists(EVENTS, max_size=40))
 def test_no_page_is_free_while_anybody_holds_it_and_none_is_lost(events):
-    pages, running = Pages(count=12, tokens=TOKENS, num_slots=4), set()
-    for kind, slot, tokens in events:
-        other = (slot + 1 + tokens % 3) % 4
-        if kind == "grow" and pages.missing(slot, tokens) <= pages.num_free:
-            pages.grow(slot, tokens)
-        elif kind == "share" and not pages.num_held(slot):
-            pages.share(other, target=slot, count=min(tokens // TOKENS, pages.num_held(other)))
+    pages, running = Pages(count=12, tokens=TOKENS, num_rows=4), set()
+    for kind, row, tokens in events:
+        other = (row + 1 + tokens % 3) % 4
+        if kind == "grow" and pages.missing(row, tokens) <= pages.num_free:
+            pages.grow(row, tokens)
+        elif kind == "share" and not pages.num_held(row):
+            pages.share(other, target=row, count=min(tokens // TOKENS, pages.num_held(other)))
         elif kind == "shrink":
-            pages.shrink(slot, tokens)
+            pages.shrink(row, tokens)
         elif kind == "pin":
-            (pages.unpin if slot in running else pages.pin)(slot)
-            running ^= {slot}
-        check_pages(pages, num_slots=4, running=running)
-    for slot in range(4):
-        pages.shrink(slot, 0)
+            (pages.unpin if row in running else pages.pin)(row)
+            running ^= {row}
+        check_pages(pages, num_rows=4, running=running)
+    for row in range(4):
+        pages.shrink(row, 0)
     assert pages.num_free == 12

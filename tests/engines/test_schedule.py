@@ -1,4 +1,4 @@
-"""The schedule without a model: a fake computes chunks by remembering which tokens, of which version, each slot's cache holds."""
+"""The schedule without a model: a fake computes chunks by remembering which tokens, of which version, each row's cache holds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ludus.types import Completion, Sampling
 
 
 def make_schedule(**changes: int | bool) -> Schedule:
-    sizes: dict = {"num_slots": 4, "slot_tokens": 64, "max_running": 3, "prefill_tokens": 8, **changes}
+    sizes: dict = {"num_rows": 4, "row_tokens": 64, "max_running": 3, "prefill_tokens": 8, **changes}
     schedule = Schedule(**sizes)
     schedule.loaded("current", version=0)
     return schedule
@@ -29,7 +29,7 @@ def make_request(ids: list[int], *, session: str = "a", tokens: int = 3, policy:
 
 @dataclass
 class Machine:
-    """Carries plans out. cache[slot] is what a real cache would hold: (token, policy, version) at each position."""
+    """Carries plans out. cache[row] is what a real cache would hold: (token, policy, version) at each position."""
 
     schedule: Schedule
     cache: dict[int, list[tuple[int, str, int]]] = field(default_factory=dict)
@@ -43,10 +43,10 @@ class Machine:
         self.passes += plan.passes
         for request in plan.admitted:
             self.started[request] = self.schedule.versions[request.policy]
-        for copy in plan.copies:
-            self.cache[copy.target] = self.cache[copy.source][: copy.count]
-        used = [chunk.slot for planned in plan.passes for chunk in planned.chunks]
-        assert len(used) == len(set(used)), "no slot is used twice"
+        for source, target in plan.copies:
+            self.cache[target.row] = self.cache[source.row][: source.count]
+        used = [chunk.row for planned in plan.passes for chunk in planned.chunks]
+        assert len(used) == len(set(used)), "no row is used twice"
         for planned in plan.passes:
             for chunk in planned.chunks:
                 self.compute(chunk)
@@ -56,10 +56,10 @@ class Machine:
 
     def compute(self, chunk: Chunk) -> None:
         request, version = chunk.request, self.schedule.versions[chunk.request.policy]
-        seen = self.cache.get(chunk.slot, [])[: chunk.start]
+        seen = self.cache.get(chunk.row, [])[: chunk.start]
         assert [token for token, _, _ in seen] == request.ids[: chunk.start], "what is cached is this sequence's prefix"
         assert all(p == request.policy and v >= self.started[request] for _, p, v in seen), "and of this version"
-        self.cache[chunk.slot] = seen + [(token, request.policy, version) for token in chunk.ids]
+        self.cache[chunk.row] = seen + [(token, request.policy, version) for token in chunk.ids]
         self.num_computed += chunk.count
 
     def run(self, *, steps: int = 3000) -> None:
@@ -116,16 +116,16 @@ def test_a_prompt_that_leaves_the_history_reuses_the_common_prefix_only():
 
 
 def test_the_least_recently_used_session_makes_room():
-    schedule = make_schedule(num_slots=2, max_running=2)
+    schedule = make_schedule(num_rows=2, max_running=2)
     machine = Machine(schedule)
     for session in ("old", "new", "third"):
         schedule.add(make_request([1, 2, 3], session=session))
         machine.run()
-    assert {slot.session_id for slot in schedule.slots} == {"new", "third"}
+    assert {row.session_id for row in schedule.rows} == {"new", "third"}
 
 
 def test_a_released_session_makes_room_before_any_other():
-    schedule = make_schedule(num_slots=2, max_running=2)
+    schedule = make_schedule(num_rows=2, max_running=2)
     machine = Machine(schedule)
     for session in ("old", "new"):
         schedule.add(make_request([1, 2, 3], session=session))
@@ -133,11 +133,11 @@ def test_a_released_session_makes_room_before_any_other():
     schedule.release("new")
     schedule.add(make_request([4, 5, 6], session="third"))
     machine.run()
-    assert {slot.session_id for slot in schedule.slots} == {"old", "third"}
+    assert {row.session_id for row in schedule.rows} == {"old", "third"}
 
 
-def test_a_session_whose_next_turn_is_waiting_keeps_its_slot_over_one_that_may_never_come_back():
-    schedule = make_schedule(num_slots=2, max_running=1, prefill_tokens=64)
+def test_a_session_whose_next_turn_is_waiting_keeps_its_row_over_one_that_may_never_come_back():
+    schedule = make_schedule(num_rows=2, max_running=1, prefill_tokens=64)
     machine = Machine(schedule)
     for session in ("soon", "idle"):
         schedule.add(make_request([1, 2, 3, 4], session=session))
@@ -146,7 +146,7 @@ def test_a_session_whose_next_turn_is_waiting_keeps_its_slot_over_one_that_may_n
     schedule.add(make_request([1, 2, 3, 4, 7, 7, 7, 8], session="soon"))
     machine.run()
     assert schedule.num_reused == 6
-    assert {slot.session_id for slot in schedule.slots} == {"soon", "other"}
+    assert {row.session_id for row in schedule.rows} == {"soon", "other"}
 
 
 def test_siblings_of_a_group_compute_their_common_prompt_once():
@@ -204,7 +204,7 @@ def test_promise_2_a_new_request_never_meets_the_cache_of_another_version():
     assert machine.num_computed - before == 8 + 5
 
 
-def test_policies_do_not_share_slots_contents_and_load_one_by_one():
+def test_policies_do_not_share_rows_contents_and_load_one_by_one():
     schedule = make_schedule(prefill_tokens=64)
     schedule.loaded("reference", version=0)
     machine = Machine(schedule)
@@ -219,7 +219,7 @@ def test_policies_do_not_share_slots_contents_and_load_one_by_one():
     assert schedule.num_reused == len(prompt)
 
 
-def test_cancelling_frees_the_slot_and_what_it_held_serves_nobody():
+def test_cancelling_frees_the_row_and_what_it_held_serves_nobody():
     schedule = make_schedule()
     machine = Machine(schedule)
     running, waiting = make_request([1, 2, 3, 4]), make_request([5, 6])
@@ -227,19 +227,19 @@ def test_cancelling_frees_the_slot_and_what_it_held_serves_nobody():
     schedule.add(running)
     schedule.add(waiting)
     machine.step()
-    spill = schedule.cancel(running)
-    assert spill is not None
-    assert spill.count == 4
-    assert not schedule.slots[spill.slot].busy
-    assert schedule.slots[spill.slot].length == 0
+    held = schedule.cancel(running)
+    assert held is not None
+    assert held.count == 4
+    assert not schedule.rows[held.row].busy
+    assert schedule.rows[held.row].length == 0
     assert schedule.cancel(waiting) is None
     assert not schedule.running
     assert not schedule.waiting
     assert schedule.cancel(running) is None
 
 
-def test_a_sequence_that_could_outgrow_its_slot_is_told_what_to_change():
-    schedule = make_schedule(slot_tokens=10)
+def test_a_sequence_that_could_outgrow_its_row_is_told_what_to_change():
+    schedule = make_schedule(row_tokens=10)
     schedule.fits(make_request([1] * 8, tokens=3))
     with pytest.raises(EngineFailed, match=r"8 tokens and up to 4 .* keeps 10 .*rollout.max_tokens"):
         schedule.fits(make_request([1] * 8, tokens=4))
@@ -267,14 +267,14 @@ def test_the_common_prefix_is_the_longest(a: list[int], b: list[int]):
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 10**6), deterministic=st.booleans(), num_slots=st.integers(1, 5), prefill=st.integers(1, 30))
+@given(seed=st.integers(0, 10**6), deterministic=st.booleans(), num_rows=st.integers(1, 5), prefill=st.integers(1, 30))
 def test_whatever_happens_everything_is_served_once_from_caches_of_its_own_version(
-    seed: int, deterministic: bool, num_slots: int, prefill: int
+    seed: int, deterministic: bool, num_rows: int, prefill: int
 ):
     """Sessions of several turns, cancellations, releases and loads at random moments. `Machine.compute` checks every cached token."""
     rng = random.Random(seed)
     schedule = make_schedule(
-        num_slots=num_slots, max_running=rng.randint(1, num_slots), prefill_tokens=prefill, deterministic=deterministic
+        num_rows=num_rows, max_running=rng.randint(1, num_rows), prefill_tokens=prefill, deterministic=deterministic
     )
     schedule.loaded("reference", version=0)
     machine, cancelled, added = Machine(schedule), set(), []
@@ -299,12 +299,12 @@ def test_whatever_happens_everything_is_served_once_from_caches_of_its_own_versi
         for request, completion in machine.done:
             if len(history := histories[request.session_id]) < 40:
                 history[:] = [*request.ids[: request.num_prompt], *completion.ids, rng.randrange(2)]
-        assert sum(slot.busy for slot in schedule.slots) == len(schedule.running) <= schedule.max_running
+        assert sum(row.busy for row in schedule.rows) == len(schedule.running) <= schedule.max_running
     machine.run()
     served = [request for request, _ in machine.done]
     assert len(served) == len(set(served))
     assert set(added) - cancelled <= set(served)
-    assert not any(slot.busy for slot in schedule.slots)
+    assert not any(row.busy for row in schedule.rows)
     for _, completion in machine.done:
         assert completion.stop == ("end" if completion.ids[-1] == 99 else "length")
         assert list(completion.versions) == sorted(completion.versions)

@@ -60,30 +60,30 @@ def pair() -> tuple[LlamaForCausalLM, LlamaForCausalLM]:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num=st.integers(1, 6))
-def test_sequences_packed_in_any_pieces_over_any_slots_equal_plain_forwards(pair, seed: int, num: int):
+def test_sequences_packed_in_any_pieces_over_any_rows_equal_plain_forwards(pair, seed: int, num: int):
     plain, cached = pair
     rng = random.Random(seed)
-    slots = sorted(rng.sample(range(12), num))
-    sequences = {slot: [rng.randrange(64) for _ in range(rng.randint(1, 40))] for slot in slots}
-    cache = KeyValueCache(Shape.of(cached), slots=12, length=40, dtype=torch.float32, device=torch.device("cpu"))
+    rows = sorted(rng.sample(range(12), num))
+    sequences = {row: [rng.randrange(64) for _ in range(rng.randint(1, 40))] for row in rows}
+    cache = KeyValueCache(Shape.of(cached), rows=12, length=40, dtype=torch.float32, device=torch.device("cpu"))
     cache.call_tokens = rng.choice([0, 3, cache.call_tokens])  # few, some or all pieces share an attention call
-    done, logits = dict.fromkeys(slots, 0), {slot: [] for slot in slots}
+    done, logits = dict.fromkeys(rows, 0), {row: [] for row in rows}
     with torch.inference_mode():
-        while open_slots := [slot for slot in slots if done[slot] < len(sequences[slot])]:
+        while open_rows := [row for row in rows if done[row] < len(sequences[row])]:
             pieces = [
-                Piece(slot, done[slot], min(rng.choice([1, 1, 2, 9]), len(sequences[slot]) - done[slot]))
-                for slot in open_slots
+                Piece(row, done[row], min(rng.choice([1, 1, 2, 9]), len(sequences[row]) - done[row]))
+                for row in open_rows
             ]
             pieces.sort(key=lambda piece: piece.count > 1)
-            ids = torch.tensor([token for p in pieces for token in sequences[p.slot][p.start : p.end]])
+            ids = torch.tensor([token for p in pieces for token in sequences[p.row][p.start : p.end]])
             layout = Layout(pieces, cache=cache, dtype=torch.float32, device=torch.device("cpu"))
-            rows = forward(cached, ids, layout=layout, keep=torch.arange(len(ids))).split([p.count for p in pieces])
-            for piece, row in zip(pieces, rows, strict=True):
-                logits[piece.slot].append(row)
-                done[piece.slot] = piece.end
-        for slot, sequence in sequences.items():
+            found = forward(cached, ids, layout=layout, keep=torch.arange(len(ids))).split([p.count for p in pieces])
+            for piece, each in zip(pieces, found, strict=True):
+                logits[piece.row].append(each)
+                done[piece.row] = piece.end
+        for row, sequence in sequences.items():
             expected = plain(torch.tensor([sequence])).logits[0]
-            assert (torch.cat(logits[slot]) - expected).abs().max() < 1e-4
+            assert (torch.cat(logits[row]) - expected).abs().max() < 1e-4
 
 
 @settings(deadline=None)
@@ -91,10 +91,10 @@ def test_sequences_packed_in_any_pieces_over_any_slots_equal_plain_forwards(pair
     st.dictionaries(st.integers(0, 60), st.integers(1, 500), min_size=1, max_size=30),
     st.integers(0, 1000),
 )
-def test_ranges_cover_every_slot_once_and_reach_its_length(lengths: dict[int, int], call_tokens: int):
+def test_ranges_cover_every_row_once_and_reach_its_length(lengths: dict[int, int], call_tokens: int):
     ranges = cover(sorted(lengths.items()), call_tokens=call_tokens)
-    for slot, length in lengths.items():
-        mine = [r for r in ranges if r.first <= slot < r.first + r.num]
+    for row, length in lengths.items():
+        mine = [r for r in ranges if r.first <= row < r.first + r.num]
         assert len(mine) == 1
         assert mine[0].length >= length
     read = sum(r.num * r.length for r in ranges)
@@ -106,9 +106,9 @@ def test_ranges_cover_every_slot_once_and_reach_its_length(lengths: dict[int, in
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 300), st.integers(2, 60)), min_size=1, max_size=20), st.integers(0, 20_000))
 def test_every_piece_is_in_one_call_and_padding_costs_less_than_the_calls_it_saves(sizes, call_pairs: int):
-    pieces = [(Piece(slot, start, count), slot * 100) for slot, (start, count) in enumerate(sizes)]
+    pieces = [(Piece(row, start, count), row * 100) for row, (start, count) in enumerate(sizes)]
     calls = share_calls(pieces, call_pairs=call_pairs)
-    assert sorted((piece.slot, first) for call in calls for piece, first in call) == [(p.slot, f) for p, f in pieces]
+    assert sorted((piece.row, first) for call in calls for piece, first in call) == [(p.row, f) for p, f in pieces]
     padded = sum(len(call) * max(p.count for p, _ in call) * max(p.end for p, _ in call) for call in calls)
     needed = sum(piece.count * piece.end for piece, _ in pieces)
     assert padded <= needed + call_pairs * (len(pieces) - len(calls))
@@ -117,7 +117,7 @@ def test_every_piece_is_in_one_call_and_padding_costs_less_than_the_calls_it_sav
 def test_a_copied_prefix_continues_like_the_original(pair):
     _, cached = pair
     device = torch.device("cpu")
-    cache = KeyValueCache(Shape.of(cached), slots=2, length=16, dtype=torch.float32, device=device)
+    cache = KeyValueCache(Shape.of(cached), rows=2, length=16, dtype=torch.float32, device=device)
     ids = torch.arange(10)
 
     def run(piece: Piece) -> torch.Tensor:
@@ -156,7 +156,7 @@ def test_the_common_families_are_served(model):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64)), "slides over 64 tokens"),
+        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=64)), "sliding window is 64 tokens"),
         (Gemma2ForCausalLM(Gemma2Config(**SIZES)), "attn_logit_softcapping"),
         (BloomForCausalLM(BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4)), "attention interface"),
     ],

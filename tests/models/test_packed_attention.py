@@ -82,5 +82,5 @@ def test_a_sequence_longer_than_the_sliding_window_is_refused_and_a_shorter_one_
     model = MistralForCausalLM(MistralConfig(**SMALL, sliding_window=8)).eval()
     use_packed_attention(model)
     assert packed_logits(model, torch.arange(12), [8, 4]).shape == (12, 50)
-    with pytest.raises(ConfigError, match="9 tokens meets this model's sliding window of 8"):
+    with pytest.raises(ConfigError, match="9 tokens is longer than this model's sliding window of 8"):
         packed_logits(model, torch.arange(12), [9, 3])

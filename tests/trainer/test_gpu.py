@@ -8,7 +8,7 @@ import torch
 
 from ludus.config import LoraConfig
 from ludus.models.attention.packed import Segments, _attend, use_packed_attention
-from ludus.models.layers.training import is_lean
+from ludus.models.layers.training import has_training_layers
 from ludus.trainer.forward import prepare
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.lora import add_adapters
@@ -16,7 +16,7 @@ from ludus.trainer.pack import subtree_ends, trie
 from ludus.trainer.sft import log_likelihood
 from ludus.types import Batch
 from ludus.weights import MemoryChannel
-from tests.models.test_lean import FAMILIES, logprobs_and_gradients
+from tests.models.test_training_layers import FAMILIES, logprobs_and_gradients
 from tests.models.test_tree_attention import family
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same, weights_of
 
@@ -136,8 +136,8 @@ def test_layers_on_a_gpu_and_shared_beginnings_have_the_gradients_of_transformer
     by one and not by the other."""
     knobs = {"rank": rank, "loss": log_likelihood, "initializer_range": 0.1}
     trainer, channel = make_trained(torch.bfloat16, compile=compile, checkpoint_activations=True, **knobs)
-    assert is_lean(trainer.model) == (compile is None)
-    monkeypatch.setattr("ludus.trainer.forward.lean", lambda model: False)
+    assert has_training_layers(trainer.model) == (compile is None)
+    monkeypatch.setattr("ludus.trainer.forward.use_training_layers", lambda model: False)
     plain, _ = make_trained(torch.float32, rounds=True, **knobs)
     for batch in (make_batch(), make_batch(1, lengths=(40, 9)), siblings(1), siblings(2)):
         got, expected = (gradients(each, batch) for each in (trainer, plain))
@@ -161,7 +161,7 @@ def test_lean_layers_on_a_gpu_give_the_models_own_logprobs_and_gradients(family)
     fast = copy.deepcopy(own).to("cuda")
     use_packed_attention(own)
     prepare(fast)
-    assert is_lean(fast)
+    assert has_training_layers(fast)
     (got, gradients), (expected, own_gradients) = (logprobs_and_gradients(model) for model in (fast, own))
     assert torch.allclose(got.cpu(), expected, atol=1e-4)
     for name, gradient in own_gradients.items():

@@ -51,7 +51,7 @@ def test_layers_are_compiled_on_a_gpu_that_has_no_kernels_for_them_unless_somebo
     assert [compiles(choice, model) for choice in (None, True, False)] == [False, True, False]
     monkeypatch.setattr(type(model), "device", torch.device("cuda"))
     assert [compiles(choice, model) for choice in (None, True, False)] == [True, True, False]
-    monkeypatch.setattr(layers_module, "is_lean", lambda model: True)
+    monkeypatch.setattr(layers_module, "has_training_layers", lambda model: True)
     assert [compiles(choice, model) for choice in (None, True, False)] == [False, True, False]
 
 

@@ -1,11 +1,12 @@
-"""The policies of an embedded engine on a GPU: pages instead of slots in a row, graphs for every pass. Same promise as policies.py.
+"""The policies of an embedded engine on a GPU: a paged cache, and a graph for every pass.
 
-The pool of pages is allocated once and never moves, and neither do the tables that say whose they are: graphs stay valid while pages
-change hands between two passes. A table may name pages that others name too: what sequences have in common is there once.
+The pool of pages is allocated once and never moves, nor do the tables that say who holds them:
+graphs stay valid while pages change holders between two passes. Tables may share pages.
 
-The engine's thread has a stream of its own, so that generating and training overlap on one device; everybody else, the trainer included,
-is on the default one. Whatever crosses from one to the other is waited for, by the host, where it leaves: weights when they are published
-(their checksums are read) and when they are loaded, and all that is made before the thread starts.
+The engine's thread has its own stream, so that generating and training overlap on one device; all
+others, the trainer included, use the default stream. The host waits for whatever crosses from one
+to the other, where it leaves: weights when they are published (their checksums are read) and when
+they are loaded, and everything made before the thread starts.
 """
 
 from __future__ import annotations
@@ -13,100 +14,95 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludus.engines.graphs import Decoder, LastDrawn, Piece, Prompter, Row
-from ludus.engines.noise import Noise
+from ludus.config import EngineConfig
+from ludus.engines.graphs import Decoder, LastDrawn, Prompter
 from ludus.engines.pages import Pages, pages_within
-from ludus.engines.plan import Copy, Landing, Pass, Plan, Spill
+from ludus.engines.plan import Collect, Pass, Plan, Span
 from ludus.engines.policies import Policies
 from ludus.engines.sample import log_softmax
-from ludus.engines.staging import Packed
+from ludus.engines.staging import StagingBuffer
 from ludus.errors import ConfigError
 from ludus.models.attention.cached import Shape
 from ludus.models.attention.paged import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.faults import is_out_of_memory
-from ludus.models.serving import serve
+from ludus.models.serving import own_forward, serve
 from ludus.models.transfer import fetched, placed
 from ludus.types import CURRENT
+
+# names of this module, so that tests without a GPU can replace them
+current, empty_cache, graph_pool = torch.cuda.device, torch.cuda.empty_cache, torch.cuda.graph_pool_handle
 
 
 class CudaPolicies(Policies):
     overlaps = True
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        num_slots: int,
-        max_tokens: int,
-        max_running: int,
-        prefill_tokens: int,
-        decode_steps: int,
-        memory: float,
+        self, model: PreTrainedModel, *, config: EngineConfig, num_rows: int, max_tokens: int, decode_steps: int
     ) -> None:
-        """`memory`: for keys and values, as in engine.memory."""
         model.requires_grad_(False)
-        with current(model.device):  # whoever makes an engine may be at home on the trainer's device
-            self._fused = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
+        with current(model.device):  # the caller's current device may be the trainer's
+            self._inference_layers = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
         self._take(model)
-        self._max_running, self._decode_steps = max_running, decode_steps
-        self._prefill_tokens = max(prefill_tokens, max_tokens)  # a prompt that is scored is read whole
-        # A sequence may be decoded past its end until the host hears of it.
-        self._each = -(-(max_tokens + decode_steps) // PAGE)
-        self._scoring, self._num_slots = num_slots, num_slots
+        self._max_running, self._decode_steps = config.max_running, decode_steps
+        self._prefill_tokens = max(config.prefill_tokens, max_tokens)  # scoring takes one piece
+        # A sequence may be decoded past its end until the host notices.
+        self._row_pages = -(-(max_tokens + decode_steps) // PAGE)
+        self._scoring, self._num_rows = num_rows, num_rows
         self._shape = Shape.of(model)
         self.most_scored = max_tokens
-        self._allocate(self._affordable(memory, max_tokens=max_tokens))
-        synchronise(self.device)  # what was made here is used on another stream
+        self._allocate(self._affordable(config.memory, max_tokens=max_tokens))
+        synchronise(self.device)  # another stream will use these tensors
 
     def at_home(self) -> AbstractContextManager[object]:
-        """The device, and a stream of its own: see the module."""
         return own_stream(self.device)
 
     def spare(self) -> PreTrainedModel:
         with current(self.device):
             model = super().spare()
-            synchronise(self.device)  # as above: a copy that is still under way would overwrite what is installed
+            synchronise(self.device)  # an unfinished copy would overwrite what is installed
         return model
 
     # -------------------------------------------------------------------------------------------- memory
 
     def _affordable(self, memory: float, *, max_tokens: int) -> int:
-        """Pages for slots that the budget holds, beside those for scoring and the one that is nobody's."""
+        """Pages for rows within the budget, which also has to hold those for scoring and page 0."""
         size = page_bytes(self._shape, dtype=self.dtype)
-        beside = 1 + self._each
-        most = self._num_slots * self._each
+        beside = 1 + self._row_pages
+        most = self._num_rows * self._row_pages
         count = pages_within(memory, total_bytes=memory_of(self.device), page_bytes=size, most=most + beside) - beside
-        if count < self._each:
-            needed = (self._each + beside) * size / 2**30
+        if count < self._row_pages:
+            needed = (self._row_pages + beside) * size / 2**30
             raise ConfigError(
-                f"engine.memory is {memory:g}, which holds no sequence of {max_tokens} tokens: at least {needed:.2g} GiB are needed. Raise "
-                "it, or lower rollout.max_tokens"
+                f"engine.memory is {memory:g}, which holds no sequence of {max_tokens} tokens: at least {needed:.2g} GiB "
+                "are needed. Raise it, or lower rollout.max_tokens"
             )
         return count
 
     def _allocate(self, count: int) -> None:
-        """Tables: a row for every slot, one for scoring, and one of nobody's pages. Half as many pages where the memory is not there."""
+        """Allocates `count` pages, or half as many where memory is short, and tables: one for each
+        cache row, one for scoring, and one of page 0 alone."""
         self.num_pages, self._pool, self._warms = count, graph_pool(), True
         self._passes: dict[str, tuple[Prompter, Decoder]] = {}
-        self._packed = Packed(self.device, tables=((self._num_slots + 2, self._each), torch.int32))
-        self._packed.host["tables"][self._scoring] = range(1 + count, 1 + count + self._each)
-        self._packed.bring()
-        self._tables = self._packed.device["tables"]
+        self._table_buffer = StagingBuffer(self.device, tables=((self._num_rows + 2, self._row_pages), torch.int32))
+        self._table_buffer.host["tables"][self._scoring] = range(1 + count, 1 + count + self._row_pages)
+        self._table_buffer.upload()
+        self._tables = self._table_buffer.device["tables"]
         try:
-            pages = 1 + count + self._each
+            pages = 1 + count + self._row_pages
             self.pages = PagedCache(self._shape, pages=pages, dtype=self.dtype, device=self.device)
             return
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            cause = error.with_traceback(None)  # its frames hold the half that was had
+            cause = error.with_traceback(None)  # its frames hold what was allocated so far
         less = count // 2
-        if less < self._each:
+        if less < self._row_pages:
             raise ConfigError(
                 f"no memory for keys and values on {self.device}: {cause}. Lower engine.memory, rollout.max_tokens or "
                 "trainer.microbatch_tokens, or give the trainer a device of its own (devices)"
@@ -115,12 +111,12 @@ class CudaPolicies(Policies):
         self._allocate(less)
 
     def make_pages(self) -> Pages:
-        return Pages(count=self.num_pages, tokens=PAGE, num_slots=self._num_slots)
+        return Pages(count=self.num_pages, tokens=PAGE, num_rows=self._num_rows)
 
     def shrink(self) -> bool:
-        """Half as many pages, all empty, and no graph is left."""
+        """Half as many pages, all empty; graphs are captured again."""
         less = self.num_pages // 2
-        if less < self._each:
+        if less < self._row_pages:
             return False
         synchronise(self.device)  # the memory may go to another stream
         del self.pages, self._passes
@@ -129,7 +125,7 @@ class CudaPolicies(Policies):
         return True
 
     def warm(self) -> bool:
-        """One more of the graphs that the current policy may need; where there is no memory for it, it waits until it is needed."""
+        """Captures one more graph of the current policy; stops when memory runs out."""
         try:
             self._warms = self._warms and any(passes.warm() for passes in self._passes_of(CURRENT))
         except RuntimeError as error:
@@ -142,57 +138,36 @@ class CudaPolicies(Policies):
         if plan.tables:
             self._place(plan.tables)
         for copies in at_once(plan.copies):
-            pairs = [
-                (source, target)
-                for each in copies
-                for source, target in zip(each.source_pages, each.target_pages, strict=True)
-            ]
+            pairs = [pair for source, target in copies for pair in zip(source.pages, target.pages, strict=True)]
             sources, targets = placed(torch.tensor(pairs), self.device).t()
             self.pages.copy(sources, targets)
 
     def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
-        here = self._packed.host["tables"]
-        for slot, pages in tables.items():
-            here[slot, : len(pages)], here[slot, len(pages) :] = pages, 0
-        self._packed.bring()
+        here = self._table_buffer.host["tables"]
+        for row, pages in tables.items():
+            here[row, : len(pages)], here[row, len(pages) :] = pages, 0
+        self._table_buffer.upload()
         for _, decoder in self._passes.values():
-            decoder.moved = True
+            decoder.tables_changed = True
 
-    def clear(self, spill: Spill) -> None:
-        self.pages.clear(placed(torch.tensor(spill.pages, dtype=torch.long), self.device))
+    def clear(self, held: Span) -> None:
+        self.pages.clear(placed(torch.tensor(held.pages, dtype=torch.long), self.device))
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         super().install(policy, tensors)
-        # `tensors` may be dropped now, by a trainer on another stream; and whoever measures a load measures the copies, not their launch
+        # a trainer on another stream may drop `tensors` now; and load_s measures copies, not
+        # launches
         synchronise(self.device)
 
     # -------------------------------------------------------------------------------------------- passes
 
-    def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
+    def launch(self, planned: Pass) -> Collect:
         prompter, decoder = self._passes_of(planned.policy)
-        if planned.steps == 1:
-            origins = iter(noises)
-            pieces = [
-                Piece(
-                    slot=chunk.slot,
-                    start=chunk.start,
-                    ids=chunk.ids,
-                    draws=chunk.samples,
-                    temperature=chunk.request.sampling.temperature,
-                    origin=next(origins).origin if chunk.samples else 0,
-                )
-                for chunk in planned.chunks
-            ]
-            return prompter.launch(pieces)
-        rows = [
-            Row(chunk.slot, chunk.ids[0], chunk.start, chunk.request.sampling.temperature, noise.origin)
-            for chunk, noise in zip(planned.chunks, noises, strict=True)
-        ]
-        return decoder.launch(rows, steps=planned.steps)
+        return (prompter if planned.steps == 1 else decoder).launch(planned.chunks)
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         prompter, _ = self._passes_of(policy)
-        logits = prompter.score(ids, slot=self._scoring)[:-1]
+        logits = prompter.score(ids, row=self._scoring)[:-1]
         logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
         chosen = logprobs.gather(-1, placed(torch.tensor(ids[1:]), self.device)[:, None])[:, 0]
         scores: list[float] = fetched(chosen).tolist()
@@ -203,59 +178,37 @@ class CudaPolicies(Policies):
             model = self.model(policy)
 
             def forward(ids: Tensor, paged: Paged, keep: Tensor | None) -> Tensor:
-                return _forward(model, ids, paged, keep=keep)
+                return own_forward(model, ids, positions=paged.positions, keep=keep, paged=paged)
 
-            last = LastDrawn(max_rows=self._max_running, max_pieces=self._max_running + 1, device=self.device)
-            prompter = Prompter(
-                forward,
-                cache=self.pages,
-                tables=self._tables,
-                last=last,
-                max_tokens=self._prefill_tokens,
-                pool=self._pool,
-            )
-            decoder = Decoder(
-                forward,
-                cache=self.pages,
-                tables=self._tables,
-                last=last,
-                max_steps=self._decode_steps,
-                pool=self._pool,
-            )
-            self._passes[policy] = (prompter, decoder)
+            last = LastDrawn(max_batch=self._max_running, max_pieces=self._max_running + 1, device=self.device)
+            shared: dict[str, Any] = {"cache": self.pages, "tables": self._tables, "last": last, "pool": self._pool}
+            prompter = Prompter(forward, max_tokens=self._prefill_tokens, **shared)
+            self._passes[policy] = prompter, Decoder(forward, max_steps=self._decode_steps, **shared)
         return self._passes[policy]
 
 
-def at_once(copies: Sequence[Copy]) -> Iterator[list[Copy]]:
-    """The copies in their order, in parts within which none reads or writes a page that an earlier one has written."""
-    part, written = list[Copy](), set[int]()
-    for each in copies:
-        if not written.isdisjoint((*each.source_pages, *each.target_pages)):
+def at_once(copies: Sequence[tuple[Span, Span]]) -> Iterator[list[tuple[Span, Span]]]:
+    """The copies in order, split so that no part touches a page that it has already written."""
+    part, written = list[tuple[Span, Span]](), set[int]()
+    for source, target in copies:
+        if not written.isdisjoint((*source.pages, *target.pages)):
             yield part
             part, written = [], set()
-        part.append(each)
-        written.update(each.target_pages)
+        part.append((source, target))
+        written.update(target.pages)
     if part:
         yield part
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
-    return torch.cuda.device(device)
-
-
 @contextmanager
 def own_stream(device: torch.device) -> Iterator[None]:
-    """Before the trainer's: the kernels of a decode step are small and many, and would each wait behind a large one."""
+    """With priority: the many small kernels of decoding would wait behind the trainer's."""
     with torch.cuda.device(device), torch.cuda.stream(torch.cuda.Stream(device, priority=-1)):
         yield
 
 
-def graph_pool() -> object:
-    return torch.cuda.graph_pool_handle()
-
-
 def memory_of(device: torch.device) -> int:
-    """Bytes of the whole device."""
+    """Bytes of the device."""
     return torch.cuda.get_device_properties(device).total_memory
 
 
@@ -263,24 +216,8 @@ def synchronise(device: torch.device) -> None:
     torch.cuda.current_stream(device).synchronize()
 
 
-def empty_cache() -> None:
-    torch.cuda.empty_cache()
-
-
-def _forward(model: PreTrainedModel, ids: Tensor, paged: Paged, *, keep: Tensor | None = None) -> Tensor:
-    output = model(
-        input_ids=ids[None],
-        position_ids=paged.positions[None],
-        use_cache=False,
-        logits_to_keep=0 if keep is None else keep,
-        paged=paged,
-    )
-    logits: Tensor = output.logits[0]
-    return logits
-
-
 def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The logits of `ids` by the engine's path: a first piece, a second one that sees the first, then token by token."""
+    """The logits of `ids` by the engine's path: two pieces of a prompt, then token by token."""
     device = model.device
     cache = PagedCache(Shape.of(model), pages=2, dtype=model.dtype, device=device)
     tables = torch.ones((1, 1), dtype=torch.int32, device=device)
@@ -290,6 +227,6 @@ def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
         sequences, firsts, ends = torch.tensor(blocks_of([count]), device=device).t().contiguous()
         blocks = (sequences, firsts, ends) if count > 1 else None
         paged = Paged(cache, tables, torch.zeros_like(positions), positions, blocks=blocks)
-        logits.append(_forward(model, ids[start : start + count], paged))
+        logits.append(own_forward(model, ids[start : start + count], positions=positions, keep=None, paged=paged))
         start += count
     return torch.cat(logits).float()

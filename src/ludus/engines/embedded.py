@@ -1,9 +1,10 @@
-"""The engine in this process: one thread that schedules, computes, draws. Promise: a call returns, raises EngineFailed or is cancelled; it
-never hangs, and every token carries the version it was made with.
+"""The engine in this process: one thread that schedules, computes and draws. Promise: a call
+returns, raises EngineFailed or is cancelled; it never hangs, and every token carries its version.
 
-    generate ──▶ inbox ──▶ thread: [ commands · plan · copies · passes · advance ] ──▶ futures, one wake-up of the event loop per step
+    generate ─▶ inbox ─▶ thread: [ commands · plan · copies · passes · advance ] ─▶ futures
 
-Commands (new requests, cancellations, loads, scores) run in the thread, between two steps, so nothing needs a lock.
+Commands (new requests, cancellations, loads, scores) run in the thread between two iterations, so
+nothing needs a lock. The event loop is woken once per iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +29,11 @@ from transformers import PreTrainedModel
 
 from ludus.config import EngineConfig
 from ludus.engines.engine import Capabilities, EngineStats
-from ludus.engines.noise import Noise
 from ludus.engines.pace import MANY, Pace
-from ludus.engines.plan import NOTHING, Landing
+from ludus.engines.plan import NOTHING, Collect, Pass, Request
 from ludus.engines.policies import Policies
-from ludus.engines.schedule import Pass, Request, Schedule
-from ludus.engines.speculation import Drafts
+from ludus.engines.schedule import Schedule
+from ludus.engines.speculation import Speculator
 from ludus.errors import EngineFailed, LudusError, border, describe
 from ludus.models.faults import is_lost, is_out_of_memory, lost
 from ludus.types import CURRENT, Completion, Sampling
@@ -41,64 +41,51 @@ from ludus.weights.channel import Source
 
 T = TypeVar("T")
 GATHER_S, QUIET_S = 0.005, 0.001
-"""How long a GPU's thread waits for the next turns of sequences that ended together, and how long when none comes."""
+"""How long a GPU waits for the next turns of sequences that ended together, in all and for each."""
 SWITCH_S, GPU_SWITCH_S = 0.0002, 0.00002
-"""How long another thread may run Python on while one waits to launch what it computes next. A launch gives up the interpreter's lock, and
-by default Python hands it back after 5 ms: at a dozen launches a block, or thousands a training step, that is several times what they
-take. On a GPU, where a launch is short, less than on a CPU."""
-
-
-class _Flight(NamedTuple):
-    """A pass that was launched and has not landed."""
-
-    planned: Pass
-    landing: Landing
+"""The interpreter's switch interval: how long another thread may run Python while one waits to
+launch its next kernel. A launch releases the interpreter's lock; with Python's default of 5 ms, a
+dozen launches a block, or thousands an optimiser step, wait several times as long as they take.
+Less on a GPU, where a launch is short."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """What somebody awaits. `noise`: that of its tokens, if it is a generation."""
+    """A call that is awaited. `admitted`: it has left the queue of waiting generations."""
 
     future: asyncio.Future[Any]
-    noise: Noise | None = None
     admitted: bool = False
 
 
 class EmbeddedEngine:
-    """Serves `model`, which it owns from here on, as policy `current`. `max_tokens` bounds prompt and samples of one session."""
+    """Serves `model`, which it now owns, as `current`. `max_tokens` bounds one session."""
 
     capabilities = Capabilities(policies=True, load=True, score=True)
 
     def __init__(self, model: PreTrainedModel, *, config: EngineConfig, max_tokens: int, version: int = 0) -> None:
         on_gpu = _is_cuda(model.device) and not config.deterministic
         config = config.sized(on_gpu=on_gpu)
-        num_slots = max(config.max_cached, config.max_running)
+        num_rows = max(config.max_cached, config.max_running)
         decode_steps = MANY if on_gpu else 1
         self._pace = Pace() if on_gpu else None
         if on_gpu:
             sys.setswitchinterval(min(GPU_SWITCH_S, sys.getswitchinterval()))
-            from ludus.engines.cuda import CudaPolicies  # Triton, which a machine without a GPU need not have
+            from ludus.engines.cuda import CudaPolicies  # needs Triton
 
             self._policies: Policies = CudaPolicies(
-                model,
-                num_slots=num_slots,
-                max_tokens=max_tokens,
-                max_running=config.max_running,
-                prefill_tokens=config.prefill_tokens,
-                decode_steps=decode_steps,
-                memory=config.memory,
+                model, config=config, num_rows=num_rows, max_tokens=max_tokens, decode_steps=decode_steps
             )
         else:
-            self._policies = Policies(model, num_slots=num_slots, max_tokens=max_tokens)
+            self._policies = Policies(model, num_rows=num_rows, max_tokens=max_tokens)
         self._schedule = Schedule(
-            num_slots=num_slots,
-            slot_tokens=max_tokens,
+            num_rows=num_rows,
+            row_tokens=max_tokens,
             max_running=config.max_running,
             prefill_tokens=config.prefill_tokens,
             deterministic=config.deterministic,
             decode_steps=decode_steps,
             pages=self._policies.make_pages(),
-            drafts=None if on_gpu or config.deterministic else Drafts(),
+            speculator=None if on_gpu or config.deterministic else Speculator(),
         )
         if self._pace is not None:
             self._schedule.steps = self._pace.steps
@@ -109,10 +96,9 @@ class EmbeddedEngine:
         self._outbox: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
         self._calls: set[_Call] = set()
         self._generations: dict[Request, _Call] = {}
-        self._launched: list[_Flight] = []
+        self._in_flight: list[tuple[Pass, Collect]] = []
         self._failure: EngineFailed | None = None
-        # between a call that comes in and the thread's end: none may be accepted and forgotten
-        self._gate = threading.Lock()
+        self._gate = threading.Lock()  # no call may be accepted after the thread's end
         self._closing = self._has_shrunk = False
         self._num_sampled = self._num_prefilled = self._num_ended = self._num_loads = 0
         self._busy_s = self._device_s = self._load_s = 0.0
@@ -128,11 +114,11 @@ class EmbeddedEngine:
         request = Request(tokens, sampling, session_id, policy)
         self._check(request)
         await self._room.acquire()
-        call = _Call(asyncio.get_running_loop().create_future(), Noise(sampling.seed))
+        call = _Call(asyncio.get_running_loop().create_future())
         try:
             self._submit(lambda: self._add(request, call), call=call)
         except EngineFailed:
-            self._room.release()  # the next in line must come here and fail too, instead of waiting for ever
+            self._room.release()  # the next in line must come here and fail too
             raise
         try:
             completion: Completion = await call.future
@@ -146,8 +132,8 @@ class EmbeddedEngine:
         self._policies.model(policy)
         if len(tokens) > self._policies.most_scored:
             raise EngineFailed(
-                f"{len(tokens)} tokens cannot be scored at once: the engine keeps {self._policies.most_scored} per session; raise the "
-                "engine's max_tokens (rollout.max_tokens), or give fewer"
+                f"{len(tokens)} tokens cannot be scored at once: the engine keeps {self._policies.most_scored} per "
+                "session; raise the engine's max_tokens (rollout.max_tokens), or give fewer"
             )
         if len(tokens) == 1:
             return []
@@ -200,11 +186,11 @@ class EmbeddedEngine:
     def _check(self, request: Request) -> None:
         self._policies.model(request.policy)
         if request.sampling.max_tokens < 1 or request.sampling.temperature < 0:
-            raise EngineFailed(f"{request.sampling} cannot be drawn: max_tokens is at least 1, temperature at least 0")
+            raise EngineFailed(f"got {request.sampling}; max_tokens must be at least 1 and temperature at least 0")
         self._schedule.fits(request)
 
     def _tokens(self, ids: Sequence[int], *, what: str) -> list[int]:
-        """`ids`, each of which is a token. In two operations of C: every turn brings its whole conversation here."""
+        """Checks that each of `ids` is a token; in C, since `ids` is the whole conversation."""
         try:
             tokens = array("I", ids)
             if tokens and np.frombuffer(tokens, np.uintc).max() < self._policies.vocab_size:
@@ -221,18 +207,18 @@ class EmbeddedEngine:
         return tensors
 
     async def _between_steps(self, action: Callable[[], T]) -> T:
-        """Runs `action` in the engine's thread. Its LudusError is the caller's; any other error is the end of the engine."""
+        """Runs `action` in the engine's thread. Any error but a LudusError ends the engine."""
         call = _Call(asyncio.get_running_loop().create_future())
 
-        def landed_action() -> T:
+        def after_collecting() -> T:
             began = time.perf_counter()
-            self._land_all()  # its tokens belong to the weights it was launched with
+            self._collect_all()  # tokens in flight belong to the weights they were launched with
             self._busy_s += time.perf_counter() - began
             return action()
 
         def run() -> None:
             try:
-                self._settle(call, result=self._within_memory(landed_action))
+                self._settle(call, result=self._within_memory(after_collecting))
             except LudusError as error:
                 self._settle(call, error=error)
 
@@ -253,7 +239,7 @@ class EmbeddedEngine:
         failure = EngineFailed("the engine is closed")
         try:
             if self._threads:
-                torch.set_num_threads(self._threads)  # torch keeps it per thread: the trainer's stays as it is
+                torch.set_num_threads(self._threads)  # of this thread alone
             with self._policies.at_home(), torch.inference_mode():
                 while self._take_commands():
                     self._within_memory(self._step)
@@ -268,8 +254,7 @@ class EmbeddedEngine:
         self._end(failure)
 
     def _take_commands(self) -> bool:
-        """Everything that came in since the last step; when there is nothing to compute, makes ready what may be needed, and then
-        sleeps. False: close."""
+        """Runs the commands that came in. Without work, warms up and then sleeps. False: close."""
         block = not (self._schedule.running or self._schedule.waiting)
         while block and self._inbox.empty() and self._policies.warm():
             pass
@@ -288,29 +273,29 @@ class EmbeddedEngine:
         return not self._closing
 
     def _within_memory(self, action: Callable[[], T]) -> T:
-        """Where the device's memory runs out, the cache is halved, once, and what ran is computed again."""
+        """When the device runs out of memory, halves the cache, once, and tries again."""
         try:
             return action()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             failure = EngineFailed(
-                f"the engine ran out of memory on {self._policies.device}: {describe(error)}. Lower engine.memory, engine.prefill_tokens "
-                "or engine.max_running, or give the trainer a device of its own (devices)"
+                f"the engine ran out of memory on {self._policies.device}: {describe(error)}. Lower engine.memory, "
+                "engine.prefill_tokens or engine.max_running, or give the trainer a device of its own (devices)"
             )
-            failure.__cause__ = error.with_traceback(None)  # its frames would keep alive what must be freed
+            failure.__cause__ = error.with_traceback(None)  # its frames keep tensors alive
         if self._has_shrunk or not self._policies.shrink():
             raise failure
         self._has_shrunk = True
-        warnings.warn(f"{failure}. Going on with half the cache.", stacklevel=2)
+        warnings.warn(f"{failure}. Continuing with half the cache.", stacklevel=2)
         pages = self._policies.make_pages()
         assert pages is not None, "only pages can be shrunk"
-        self._launched.clear()
+        self._in_flight.clear()
         self._schedule.start_over(pages)
         return self._within_memory(action)
 
     def _patience_s(self) -> float:
-        """When most sequences have just ended, their next turns are about to come: one pass for them all is cheaper than several."""
+        """Longer when most sequences have just ended, so that their next turns share a pass."""
         most_ended = self._num_ended >= len(self._schedule.running)
         self._num_ended = 0
         return GATHER_S if most_ended and self._schedule.decode_steps > 1 else 0.0
@@ -321,39 +306,35 @@ class EmbeddedEngine:
         for request in plan.admitted:
             self._leave_queue(self._generations[request])
         self._policies.prepare(plan)
-        before, self._launched = self._launched, []
+        before, self._in_flight = self._in_flight, []
         for planned in plan.passes:
-            self._launched.append(self._launch(planned))
+            self._in_flight.append((planned, self._policies.launch(planned)))
             if not self._policies.overlaps:
-                self._land_all()
-        # what the step before launched has run while this one was planned
-        for flight in before:
-            self._land(flight)
+                self._collect_all()
+        # the passes of the last iteration ran while this one was planned
+        for planned, collect in before:
+            self._collect(planned, collect)
         self._deliver()
         self._busy_s += time.perf_counter() - began
 
-    def _launch(self, planned: Pass) -> _Flight:
-        noises = [self._noise(chunk.request) for chunk in planned.chunks if chunk.samples]
-        return _Flight(planned, self._policies.launch(planned, noises=noises))
+    def _collect_all(self) -> None:
+        launched, self._in_flight = self._in_flight, []
+        for planned, collect in launched:
+            self._collect(planned, collect)
 
-    def _land_all(self) -> None:
-        flights, self._launched = self._launched, []
-        for flight in flights:
-            self._land(flight)
-
-    def _land(self, flight: _Flight) -> None:
+    def _collect(self, planned: Pass, collect: Collect) -> None:
         began = time.perf_counter()
-        results = iter(flight.landing())
+        results = iter(collect())
         if self._pace is not None:
             waited_s = time.perf_counter() - began
             self._device_s += waited_s
-            self._pace.landed(waited_s=waited_s, busy_s=self._busy_s, decoded=flight.planned.steps > 1)
+            self._pace.collected(waited_s=waited_s, busy_s=self._busy_s, decoded=planned.steps > 1)
             self._schedule.steps = self._pace.steps
-        for chunk in flight.planned.chunks:
+        for chunk in planned.chunks:
             drawn = next(results) if chunk.samples else NOTHING
             request = chunk.request
             if chunk not in request.in_flight:
-                continue  # it was cancelled, or over, or had to give way meanwhile
+                continue  # it was cancelled, finished or preempted meanwhile
             if chunk.start < request.num_prompt:
                 self._num_prefilled += min(chunk.end, request.num_prompt) - chunk.start
             if not math.isfinite(sum(drawn[1])):
@@ -367,16 +348,12 @@ class EmbeddedEngine:
                 self._num_ended += 1
                 self._settle(self._generations.pop(request), result=completion)
 
-    def _noise(self, request: Request) -> Noise:
-        noise = self._generations[request].noise
-        assert noise is not None, "a generation has noise"
-        return noise
-
     def _refuse(self, request: Request) -> None:
         version = self._schedule.versions[request.policy]
         error = EngineFailed(
-            f"session {request.session_id}: the logits of policy {request.policy!r}, version {version}, are not finite after "
-            f"{len(request.ids)} tokens; the weights of that version are broken, see the trainer's gradient norm before it"
+            f"session {request.session_id}: the logits of policy {request.policy!r}, version {version}, are not finite "
+            f"after {len(request.ids)} tokens; the weights of that version are broken, see the trainer's gradient norm "
+            "before it"
         )
         call = self._generations[request]
         self._cancel(request)
@@ -389,9 +366,9 @@ class EmbeddedEngine:
     def _cancel(self, request: Request) -> None:
         call = self._generations.pop(request, None)
         if call is None:
-            return  # it was over before the cancellation arrived
-        if spill := self._schedule.cancel(request):
-            self._policies.clear(spill)
+            return  # it had finished before the cancellation arrived
+        if held := self._schedule.cancel(request):
+            self._policies.clear(held)
         self._leave_queue(call)
         self._calls.discard(call)
 
@@ -423,10 +400,10 @@ class EmbeddedEngine:
         self._outbox.setdefault(call.future.get_loop(), []).append(action)
 
     def _deliver(self) -> None:
-        """One wake-up of the event loop for all that happened in a step."""
+        """Wakes the event loop once for everything that happened in an iteration."""
         posted, self._outbox = self._outbox, {}
         for loop, actions in posted.items():
-            with suppress(RuntimeError):  # that loop was closed, and with it everybody who waited
+            with suppress(RuntimeError):  # that loop was closed, and its waiting calls with it
                 loop.call_soon_threadsafe(_run_all, actions)
 
     def _end(self, failure: EngineFailed) -> None:

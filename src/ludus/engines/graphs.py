@@ -1,47 +1,36 @@
-"""Forward passes on a GPU as CUDA graphs: the host says what, and one launch does it.
+"""Forward passes on a GPU as CUDA graphs: the host uploads inputs, then one launch does all.
 
-What is launched lands later: the host plans and launches the next pass while this one runs. All of them run one after the other, on one
-stream.
+A launched pass is collected later: the host plans and launches the next while this one runs. All
+run one after the other, on one stream.
 
-Decoder: many sequences, several tokens each, without the host in between. Each step is one graph: forward pass, draw, and the drawn
-token as the input of the next step, also that of the next block, which is launched before the host has heard of this one's tokens. It
-hears of them once per block of steps, and finds out then which sequences were over before its end; what they said after that is thrown
-away. Prompter: pieces of many prompts, and a token drawn after each that is whole.
+Decoder: many sequences, several tokens each, without the host in between. One graph is one forward
+pass, the draw, and the drawn token as the next input, also of the next block, which is launched
+before the host has seen this one. The host sees the tokens once per block and drops those after a
+sequence's end. Prompter: pieces of many prompts, and a token drawn after each that is complete.
 
-Graphs are captured for batches of a few sizes, when first needed, or before, by `warm`, while there is nothing else to do; a batch is
-filled up with rows that write to nobody's page.
+Graphs are captured for a few batch sizes, when first needed or earlier, by `warm`, while the engine
+is idle; a batch is padded with sequences that write to page 0.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 from itertools import accumulate, chain, count
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ludus.engines.plan import UNKNOWN, Drawn, Landing
-from ludus.engines.staging import Packed
+from ludus.engines.plan import UNKNOWN, Chunk, Collect, Drawn, Request
+from ludus.engines.staging import StagingBuffer
 from ludus.models.attention.paged import Paged, PagedCache, blocks_of
 from ludus.models.kernels import inference as kernels
-
-
-class Row(NamedTuple):
-    """One sequence of a batch: its slot, the token to feed and where, and how to draw the next ones. A token that is UNKNOWN is the last
-    that was drawn for this slot."""
-
-    slot: int
-    id: int
-    position: int
-    temperature: float
-    origin: int
-    """Of its noise, see engines/noise.py."""
+from ludus.types import Sampling
 
 
 def bucket(num: int, *, most: int) -> int:
-    """The batch size that `num` sequences are filled up to: powers of two up to 32, then steps of a quarter."""
+    """The batch size that `num` sequences are padded to: powers of two up to 32, then finer."""
     size = 1
     while size < num:
         size = size * 2 if size < 32 else size + max(16, size // 4) // 16 * 16
@@ -49,99 +38,97 @@ def bucket(num: int, *, most: int) -> int:
 
 
 class LastDrawn:
-    """Of one policy, the token drawn last for each slot, where it was drawn: in a row of the decoder, or behind a piece of the prompter.
-    A place is good until the next launch of whoever it belongs to."""
+    """Of one policy, the last token drawn for each cache row, on the device: at a place of the
+    decoder's batch or of the prompter's. It is valid until the next launch of that one."""
 
-    def __init__(self, *, max_rows: int, max_pieces: int, device: torch.device) -> None:
-        self.tokens = torch.zeros(max_rows + max_pieces, dtype=torch.int64, device=device)
-        self.by_rows, self.by_pieces = self.tokens[:max_rows], self.tokens[max_rows:]
+    def __init__(self, *, max_batch: int, max_pieces: int, device: torch.device) -> None:
+        self.tokens = torch.zeros(max_batch + max_pieces, dtype=torch.int64, device=device)
+        self.by_decoder, self.by_prompter = self.tokens[:max_batch], self.tokens[max_batch:]
         self.place: dict[int, int] = {}
-        """By slot."""
+        """By cache row."""
 
 
 Forward = Callable[[Tensor, Paged, Tensor | None], Tensor]
-"""(ids, where they go, which of them to give logits for; None: all) -> logits."""
+"""(ids, where they go, which of them get logits; None: all) -> logits."""
 
 
 class Decoder:
     """Decodes with `forward`. Weights may change in place between two blocks; graphs stay valid."""
 
     def __init__(
-        self,
-        forward: Forward,
-        *,
-        cache: PagedCache,
-        tables: Tensor,
-        last: LastDrawn,
-        max_steps: int,
-        pool: Any,
+        self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, max_steps: int, pool: Any
     ) -> None:
-        device, max_rows = tables.device, len(last.by_rows)
-        self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
-        self._last, self._ids = last, last.by_rows
-        self._max_rows, self._max_steps = max_rows, max_steps
-        self._rows = torch.arange(max_rows, device=device)
-        whole, real = ((max_rows,), torch.int64), ((max_rows,), torch.float32)
-        self._given = Packed(device, sources=whole, positions=whole, origins=whole, slots=whole, temperatures=real)
-        self._given.host["temperatures"][:] = 1.0
-        self._given.bring()
-        self._sources, self._positions, self._origins, self._slots, self._temperatures = self._given.device.values()
-        self._tables = torch.zeros((max_rows, tables.shape[1]), dtype=torch.int32, device=device)
+        device, max_batch = tables.device, len(last.by_decoder)
+        self._forward, self._cache, self._all_tables, self._pool = forward, cache, tables, pool
+        self._last, self._ids = last, last.by_decoder
+        self._max_batch, self._max_steps = max_batch, max_steps
+        self._numbers = torch.arange(max_batch, device=device)
+        whole, real = ((max_batch,), torch.int64), ((max_batch,), torch.float32)
+        self._inputs = StagingBuffer(
+            device, sources=whole, positions=whole, origins=whole, rows=whole, temperatures=real
+        )
+        self._inputs.host["temperatures"][:] = 1.0
+        self._inputs.upload()
+        self._sources, self._positions, self._origins, self._rows, self._temperatures = self._inputs.device.values()
+        self._tables = torch.zeros((max_batch, tables.shape[1]), dtype=torch.int32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        said = (max_steps, max_rows)
-        self._said = Packed(device, tokens=(said, torch.int64), logprobs=(said, torch.float32))
-        self._tokens, self._logprobs = self._said.device.values()
+        block = (max_steps, max_batch)
+        self._outputs = StagingBuffer(device, tokens=(block, torch.int64), logprobs=(block, torch.float32))
+        self._tokens, self._logprobs = self._outputs.device.values()
         self._constants = kernels.noise_constants(device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._held: tuple[int, ...] = ()
-        """The slots whose rows the buffers hold as the last block left them."""
-        self.moved = False
-        """Slots have other pages than at the last block."""
+        """The cache rows of the last block, whose inputs are still on the device."""
+        self.tables_changed = False
+        """Rows have other pages than at the last block."""
 
-    def launch(self, rows: Sequence[Row], *, steps: int) -> Landing:
-        """Tokens and logprobs, `steps` for each row."""
+    def launch(self, chunks: Sequence[Chunk]) -> Collect:
+        """Draws `steps` tokens for each chunk, all of which decode."""
+        num, steps = len(chunks), chunks[0].steps
         assert 0 < steps <= self._max_steps
-        size = bucket(len(rows), most=self._max_rows)
+        size = bucket(num, most=self._max_batch)
         graph = self._graph(size)
-        self._upload(rows, size=size)
+        self._upload(chunks, size=size)
         self._step.zero_()
         for _ in range(steps):
             graph.replay()
-        said = self._said.fetching()
+        wait = self._outputs.download()
 
-        def landed() -> list[Drawn]:
-            tokens, logprobs = (part[:steps, : len(rows)].T.tolist() for part in said().values())
+        def collect() -> list[Drawn]:
+            tokens, logprobs = (part[:steps, :num].T.tolist() for part in wait().values())
             return list(zip(tokens, logprobs, strict=True))
 
-        return landed
+        return collect
 
-    def _upload(self, rows: Sequence[Row], *, size: int) -> None:
-        """Rows that just go on, all of them, need nothing but the pages they have got."""
-        slots, ids, positions, temperatures, origins = zip(*rows, strict=True)
-        place, num = self._last.place, len(rows)
+    def _upload(self, chunks: Sequence[Chunk], *, size: int) -> None:
+        """A batch that only continues needs nothing but its new pages."""
+        place, num = self._last.place, len(chunks)
+        rows = tuple(chunk.row for chunk in chunks)
         # below zero: not a token, but the place of one
-        sources = [-1 - place[slot] if token == UNKNOWN else token for slot, token in zip(slots, ids, strict=True)]
-        goes_on = slots == self._held and sources == list(range(-1, -1 - num, -1))
-        if not goes_on:
-            given = self._given.host
-            given["slots"][num:size] = len(self._slot_tables) - 1  # nobody's
+        sources = [-1 - place[chunk.row] if chunk.ids[0] == UNKNOWN else chunk.ids[0] for chunk in chunks]
+        continues = rows == self._held and sources == list(range(-1, -1 - num, -1))
+        if not continues:
+            given = self._inputs.host
+            given["rows"][num:size] = len(self._all_tables) - 1  # nobody's
             given["temperatures"][num:size] = 1.0
             for name in ("sources", "positions", "origins"):
                 given[name][num:size] = 0
-            given["slots"][:num], given["sources"][:num], given["positions"][:num] = slots, sources, positions
-            given["temperatures"][:num], given["origins"][:num] = temperatures, _signed(origins)
-            self._given.bring()
+            given["rows"][:num], given["sources"][:num] = rows, sources
+            given["positions"][:num] = [chunk.start for chunk in chunks]
+            given["temperatures"][:num] = [chunk.request.sampling.temperature for chunk in chunks]
+            given["origins"][:num] = _signed([chunk.request.origin for chunk in chunks])
+            self._inputs.upload()
             whence = self._sources[:size]
             drawn = self._last.tokens.index_select(0, (-1 - whence).clamp_(min=0))
             torch.where(whence < 0, drawn, whence, out=self._ids[:size])
-        if self.moved or not goes_on:
-            torch.index_select(self._slot_tables, 0, self._slots[:size], out=self._tables[:size])
-        place.update(zip(slots, range(num), strict=True))
-        self._held, self.moved = slots, False
+        if self.tables_changed or not continues:
+            torch.index_select(self._all_tables, 0, self._rows[:size], out=self._tables[:size])
+        place.update(zip(rows, range(num), strict=True))
+        self._held, self.tables_changed = rows, False
 
     def warm(self) -> bool:
-        """Captures one more graph; False when all are there."""
-        return _warm(self._graph, self._graphs, size=bucket, most=self._max_rows)
+        """Captures one more graph; False when all are captured."""
+        return _warm(self._graph, self._graphs, size=bucket, most=self._max_batch)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
         if size not in self._graphs:
@@ -154,7 +141,7 @@ class Decoder:
 
     def _one_step(self, size: int) -> None:
         positions = self._positions[:size]
-        paged = Paged(self._cache, self._tables[:size], self._rows[:size], positions)
+        paged = Paged(self._cache, self._tables[:size], self._numbers[:size], positions)
         logits = self._forward(self._ids[:size], paged, None)
         tokens, logprobs = kernels.draw(
             logits,
@@ -170,96 +157,87 @@ class Decoder:
         self._step += 1
 
 
-class Piece(NamedTuple):
-    """Tokens of one sequence from `start` on; `draws` when a token is drawn after them."""
-
-    slot: int
-    start: int
-    ids: list[int]
-    draws: bool
-    temperature: float
-    origin: int
-
-
 class Prompter:
-    """Reads pieces of prompts with `forward`, at most `max_tokens` at a time."""
+    """Computes pieces of prompts with `forward`, at most `max_tokens` at a time."""
 
     def __init__(
         self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, max_tokens: int, pool: Any
     ) -> None:
-        device, max_pieces = tables.device, len(last.by_pieces)
-        self._forward, self._cache, self._slot_tables, self._pool = forward, cache, tables, pool
+        device, max_pieces = tables.device, len(last.by_prompter)
+        self._forward, self._cache, self._all_tables, self._pool = forward, cache, tables, pool
         self._last, self._max_pieces = last, max_pieces
         self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
-        self._given = Packed(
+        self._inputs = StagingBuffer(
             device,
             columns=((3, max_tokens), torch.int64),  # ids, positions and rows of tokens
             blocks=((3, self._max_blocks), torch.int64),
-            each=((3, max_pieces), torch.int64),  # slots, kept tokens and noise of pieces
+            each=((3, max_pieces), torch.int64),  # cache rows, kept tokens and noise of pieces
             temperatures=((max_pieces,), torch.float32),
         )
-        self._given.host["temperatures"][:] = 1.0
-        self._given.bring()
-        self._columns, self._blocks, self._each, self._temperatures = self._given.device.values()
+        self._inputs.host["temperatures"][:] = 1.0
+        self._inputs.upload()
+        self._columns, self._blocks, self._each, self._temperatures = self._inputs.device.values()
         self._tables = torch.zeros((max_pieces, tables.shape[1]), dtype=torch.int32, device=device)
-        self._said = Packed(device, tokens=((max_pieces,), torch.int64), logprobs=((max_pieces,), torch.float32))
-        self._tokens, self._logprobs = self._said.device.values()
+        each = (max_pieces,)
+        self._outputs = StagingBuffer(device, tokens=(each, torch.int64), logprobs=(each, torch.float32))
+        self._tokens, self._logprobs = self._outputs.device.values()
         self._constants = kernels.noise_constants(device)
         self._max_tokens = max_tokens
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
-    def launch(self, pieces: Sequence[Piece]) -> Landing:
-        """A token, and its logprob, for each piece that draws."""
-        counts = [len(piece.ids) for piece in pieces]
+    def launch(self, chunks: Sequence[Chunk]) -> Collect:
+        """Draws a token for each chunk that samples."""
+        counts = [chunk.count for chunk in chunks]
         size = tokens_bucket(sum(counts), most=self._max_tokens)
         graph = self._graph(size)
-        self._upload(pieces, counts, size)
+        self._upload(chunks, counts, size)
         graph.replay()
-        drawing = [piece.slot for piece in pieces if piece.draws]
+        drawing = [chunk.row for chunk in chunks if chunk.samples]
         num = len(drawing)
         if not num:
             return list
-        self._last.place.update(zip(drawing, count(len(self._last.by_rows)), strict=False))
-        said = self._said.fetching()
+        self._last.place.update(zip(drawing, count(len(self._last.by_decoder)), strict=False))
+        wait = self._outputs.download()
 
-        def landed() -> list[Drawn]:
-            tokens, logprobs = (part[:num].tolist() for part in said().values())
+        def collect() -> list[Drawn]:
+            tokens, logprobs = (part[:num].tolist() for part in wait().values())
             return [((token,), (logprob,)) for token, logprob in zip(tokens, logprobs, strict=True)]
 
-        return landed
+        return collect
 
-    def score(self, ids: Sequence[int], *, slot: int) -> Tensor:
-        """Logits after every token of `ids`, which are read into `slot`; not captured."""
-        piece = Piece(slot, 0, list(ids), False, 1.0, 0)
+    def score(self, ids: Sequence[int], *, row: int) -> Tensor:
+        """Logits after every token of `ids`, which are written to `row`; not captured."""
         size = len(ids)
-        self._upload([piece], [size], size)
+        whole = Chunk(Request(list(ids), Sampling(max_tokens=1), session_id=""), row, 0, list(ids), samples=False)
+        self._upload([whole], [size], size)
         return self._forward(self._columns[0, :size], self._paged(size), None)
 
-    def _upload(self, pieces: Sequence[Piece], counts: list[int], size: int) -> None:
-        num, given = sum(counts), self._given.host
-        ids, positions, rows = given["columns"][:, :num]
-        ids[:] = np.fromiter(chain.from_iterable(piece.ids for piece in pieces), np.int64, count=num)
-        rows[:] = np.repeat(np.arange(len(counts)), counts)
+    def _upload(self, chunks: Sequence[Chunk], counts: list[int], size: int) -> None:
+        num, given = sum(counts), self._inputs.host
+        ids, positions, sequences = given["columns"][:, :num]
+        ids[:] = np.fromiter(chain.from_iterable(chunk.ids for chunk in chunks), np.int64, count=num)
+        sequences[:] = np.repeat(np.arange(len(counts)), counts)
         firsts = np.cumsum(counts) - counts
-        positions[:] = np.arange(num) + np.repeat([piece.start for piece in pieces] - firsts, counts)
-        # tokens that fill up the batch belong to a sequence of nobody's pages
+        positions[:] = np.arange(num) + np.repeat([chunk.start for chunk in chunks] - firsts, counts)
+        # tokens that pad the batch belong to a sequence without pages
         given["columns"][:, num:size] = ((0,), (0,), (self._max_pieces - 1,))
         blocks = blocks_of(counts)
         given["blocks"][:, : len(blocks)] = np.array(blocks).T
         given["blocks"][:, len(blocks) :] = ((-1,), (0,), (0,))
-        slots, keep, origins = given["each"]
-        slots[: len(pieces)], slots[len(pieces) :] = [piece.slot for piece in pieces], len(self._slot_tables) - 1
-        drawing = [(end - 1, piece) for end, piece in zip(accumulate(counts), pieces, strict=True) if piece.draws]
+        rows, keep, origins = given["each"]
+        rows[: len(chunks)], rows[len(chunks) :] = [chunk.row for chunk in chunks], len(self._all_tables) - 1
+        drawing = [
+            (end - 1, chunk.request) for end, chunk in zip(accumulate(counts), chunks, strict=True) if chunk.samples
+        ]
         drawn = len(drawing)
-        keep[:drawn], keep[drawn:] = [row for row, _ in drawing], 0
-        origins[:drawn], origins[drawn:] = _signed([piece.origin for _, piece in drawing]), 0
-        given["temperatures"][:drawn] = [piece.temperature for _, piece in drawing]
+        keep[:drawn], keep[drawn:] = [last for last, _ in drawing], 0
+        origins[:drawn], origins[drawn:] = _signed([request.origin for _, request in drawing]), 0
+        given["temperatures"][:drawn] = [request.sampling.temperature for _, request in drawing]
         given["temperatures"][drawn:] = 1.0
-        self._given.bring()
-        torch.index_select(self._slot_tables, 0, self._each[0], out=self._tables)
+        self._inputs.upload()
+        torch.index_select(self._all_tables, 0, self._each[0], out=self._tables)
 
     def warm(self) -> bool:
-        """As the decoder's."""
         return _warm(self._graph, self._graphs, size=tokens_bucket, most=self._max_tokens)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
@@ -287,11 +265,11 @@ class Prompter:
         )
         self._tokens.copy_(tokens)
         self._logprobs.copy_(logprobs)
-        self._last.by_pieces.copy_(tokens)
+        self._last.by_prompter.copy_(tokens)
 
 
 def tokens_bucket(num: int, *, most: int) -> int:
-    """The number of tokens that a pass is filled up to: at most a third more than it has."""
+    """The number of tokens that a pass is padded to: at most a third more."""
     size = 64
     while size < num:
         power = 1 << (size.bit_length() - 1)
@@ -300,24 +278,19 @@ def tokens_bucket(num: int, *, most: int) -> int:
 
 
 def _warm(capture: Callable[[int], object], captured: Container[int], *, size: Callable[..., int], most: int) -> bool:
-    """The largest that is missing: what it allocates serves the smaller ones too."""
-    missing = next((each for each in _sizes(size, most=most) if each not in captured), None)
+    """Captures the largest missing size: its memory serves the smaller ones too."""
+    sizes = [size(1, most=most)]
+    while sizes[-1] < most:
+        sizes.append(size(sizes[-1] + 1, most=most))
+    missing = next((each for each in reversed(sizes) if each not in captured), None)
     if missing is not None:
         capture(missing)
     return missing is not None
 
 
-def _sizes(size: Callable[..., int], *, most: int) -> list[int]:
-    """All that `size` makes of 1 .. most, the largest first."""
-    found = [size(1, most=most)]
-    while found[-1] < most:
-        found.append(size(found[-1] + 1, most=most))
-    return found[::-1]
-
-
 def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, captured on this thread's stream, whose priority its kernels get; the default one cannot be captured. It is run
-    twice before, so that everything it compiles or allocates is there."""
+    """`work` as a graph, captured on this thread's stream, whose priority its kernels get; the
+    default stream cannot be captured. It runs twice before, to compile and allocate everything."""
     here = torch.cuda.current_stream()
     stream = torch.cuda.Stream() if here == torch.cuda.default_stream() else here
     stream.wait_stream(here)
@@ -326,12 +299,12 @@ def captured(work: Callable[[], None], *, pool: Any) -> torch.cuda.CUDAGraph:
             work()
     here.wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # thread_local: other threads, such as a trainer's, go on allocating and launching meanwhile
+    # thread_local: other threads, such as a trainer's, keep allocating and launching meanwhile
     with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
         work()
     return graph
 
 
 def _signed(origins: Sequence[int]) -> np.ndarray:
-    """The same 64 bits; there is no unsigned tensor that kernels take."""
+    """The same 64 bits: kernels take no unsigned tensors."""
     return np.array(origins, dtype=np.uint64).view(np.int64)

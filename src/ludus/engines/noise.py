@@ -1,4 +1,8 @@
-"""The noise of sampling. Promise: a token's number is a function of seed and position alone, whatever else the engine is doing."""
+"""The noise of sampling. Promise: a token's number is a function of seed and position alone.
+
+SplitMix64 in counter mode, so that the number of any position can be computed by itself. Plain
+integers: most generations end after a few tokens, and an array for the rest would cost more.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,17 @@ _MASK = (1 << 64) - 1
 
 def noise(seed: int, *, start: int, count: int) -> np.ndarray:
     """`count` numbers in [0, 1), one for each position from `start` on."""
-    drawn = Noise(seed)
-    return np.array([drawn.at(position) for position in range(start, start + count)])
+    origin = noise_origin(seed)
+    return np.array([uniform(origin, position) for position in range(start, start + count)])
 
 
-class Noise:
-    """SplitMix64 in counter mode, so that any position's number can be made alone. Plain integers: a generation ends after a few tokens
-    more often than not, and an array for all it might have sampled costs more than the few."""
+def noise_origin(seed: int) -> int:
+    """Where the counter of a seed starts."""
+    return _mix(seed & _MASK)
 
-    __slots__ = ("origin",)
 
-    def __init__(self, seed: int) -> None:
-        self.origin = _mix(seed & _MASK)
-
-    def at(self, position: int) -> float:
-        return (_mix((self.origin + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
+def uniform(origin: int, position: int) -> float:
+    return (_mix((origin + _GOLDEN * (position + 1)) & _MASK) >> 11) * 2.0**-53
 
 
 def _mix(z: int) -> int:

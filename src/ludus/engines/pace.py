@@ -1,17 +1,17 @@
-"""How many tokens a GPU draws in a row before the host looks. Promise: few while the device is what is waited for, so that the end of a
-sequence is heard of soon; more when the host is, which then has less to do per token.
+"""How many tokens a GPU draws in a row before the host looks at them. Promise: few while the device
+is the bottleneck, so that the end of a sequence is noticed soon; more while the host is.
 
-In a training run the trainer, and sessions that have no process of their own, share the host's interpreter with the engine.
+In a training run the trainer and sessions may share the host's interpreter with the engine.
 """
 
 from __future__ import annotations
 
 FEW, MANY = 8, 16
 HOST, DEVICE = 0.1, 0.35
-"""Shares of the engine's time spent waiting for the device, which has the next block while the host looks at the last: below the first it
-may be out of work, above the second the host has time for more of them."""
+"""Shares of the engine's time spent waiting for the device. Below HOST the device may run out of
+work; above DEVICE the host has time to spare."""
 BLOCKS = 4
-"""That are looked at together."""
+"""Number of blocks measured before each decision."""
 
 
 class Pace:
@@ -20,8 +20,8 @@ class Pace:
         self._blocks = 0
         self._waited_s = self._since_s = 0.0
 
-    def landed(self, *, waited_s: float, busy_s: float, decoded: bool) -> None:
-        """A pass was waited for so long; until now the engine has been busy for `busy_s`, waiting included."""
+    def collected(self, *, waited_s: float, busy_s: float, decoded: bool) -> None:
+        """A pass was waited for `waited_s`; `busy_s` is the engine's busy time so far."""
         self._waited_s += waited_s
         self._blocks += decoded
         if self._blocks < BLOCKS or busy_s <= self._since_s:

@@ -1,4 +1,4 @@
-"""What a schedule decides about, and its decisions: slots and requests, which it alone changes, and the plan of one step of the engine."""
+"""The schedule's records: cache rows and requests, which it alone changes, and its plans."""
 
 from __future__ import annotations
 
@@ -6,62 +6,65 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ludus.engines.noise import noise_origin
 from ludus.types import CURRENT, Completion, Sampling
 
 Drawn = tuple[Sequence[int], Sequence[float]]
 """Tokens drawn for one sequence, in order, and the logprob of each."""
 NOTHING: Drawn = ((), ())
 UNKNOWN = -1
-"""Stands for a token that was drawn, but not yet heard of."""
-Landing = Callable[[], list[Drawn]]
-"""Waits for a pass that was launched, and has what it drew."""
+"""Stands for a token that was drawn but has not been collected yet."""
+Collect = Callable[[], list[Drawn]]
+"""Waits for a launched pass and returns what it drew."""
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
-    """Room for one sequence. The cache holds keys and values of the first `length` of `ids`, all of `version`."""
+class CacheRow:
+    """Room for one sequence: keys and values of the first `length` of `ids`, all of `version`."""
 
     index: int
     policy: str = ""
     version: int | None = None
-    """None: empty, or in-flight under more than one version."""
+    """None: empty, or computed under more than one version."""
     ids: list[int] = field(default_factory=list)
     length: int = 0
     session_id: str | None = None
-    """Whose next turn this is kept for; None: the next that needs a slot may take it, and until then may copy from it."""
+    """The session whose next turn it is kept for. None: any request may take it or copy from it."""
     busy: bool = False
     used: int = 0
     keys: list[int] = field(default_factory=list)
-    """What it is listed under, see beginnings.py."""
+    """Its entries in the prefix index."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation. `ids` is the prompt and what was sampled so far; the schedule owns it and everything below."""
+    """One generation. `ids` is the prompt and the tokens sampled so far."""
 
     ids: list[int]
     sampling: Sampling
     session_id: str
     policy: str = CURRENT
     num_prompt: int = field(init=False)
+    origin: int = field(init=False)
+    """Of its noise, see noise.py."""
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    slot: Slot | None = None
-    leader: Slot | None = None
-    """The slot that is computing a prefix of this prompt right now; waiting for it is cheaper than computing it twice."""
+    row: CacheRow | None = None
+    leader: CacheRow | None = None
+    """The row that is computing a prefix of this prompt, which is waited for."""
     num_shared: int = 0
     in_flight: tuple[Chunk, ...] = ()
-    """What of it was planned and has not landed yet, in order."""
+    """Its chunks that were planned and not collected yet, in order."""
 
     def __post_init__(self) -> None:
-        self.num_prompt = len(self.ids)
+        self.num_prompt, self.origin = len(self.ids), noise_origin(self.sampling.seed)
 
     @property
     def num_sampled(self) -> int:
         return len(self.logprobs)
 
     def over_after(self, tokens: Sequence[int]) -> int | None:
-        """Which of the next `tokens` is the last."""
+        """Index of the last token of the completion among the next `tokens`; None: it continues."""
         room = self.sampling.max_tokens - len(self.logprobs)
         ends = [tokens.index(stop) for stop in self.sampling.stop_ids if stop in tokens]
         if ends:
@@ -79,48 +82,25 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where the beginning of a prompt is: `kept` tokens in the slot of its own session, or more of it, `num_shared`, in `source`."""
+class Span:
+    """The first `count` cached tokens of a row. With pages: those of them that lie in `pages`."""
 
-    own: Slot | None
-    kept: int
-    source: Slot | None
-    num_shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """The first `count` cached tokens of slot `source` go to slot `target`, before anything is computed. With pages: of those tokens only
-    the ones in `source_pages`; they may have other holders when the copy is carried out, but nothing new in them yet."""
-
-    source: int
-    target: int
-    count: int
-    source_pages: tuple[int, ...] = ()
-    target_pages: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Spill:
-    """The first `count` cached tokens of a slot whose request did not end well; they may hold NaN. With pages: of those, the pages that
-    nobody else holds."""
-
-    slot: int
+    row: int
     count: int
     pages: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """Tokens of a request to compute, from position `start` on; `samples` when the next token is drawn after them, and `steps` of them in a
-    row where it decodes. Their id is UNKNOWN where it goes on from what is still in flight.
+    """Tokens of a request to compute, from position `start` on. `samples`: a token is drawn after
+    them, and `steps` tokens in a row when it decodes. An unknown id is UNKNOWN.
 
-    `draft`: what will probably be drawn, computed behind them. As many tokens are drawn as it turns out right, and one.
-    Nobody changes it; it is not frozen because one is made for every sequence in every step, and freezing triples what that takes.
+    `draft`: the tokens that will probably be drawn, computed behind `ids`. One more token is drawn
+    than the draft got right. Nobody changes a chunk; a frozen one is three times as slow to make.
     """
 
     request: Request
-    slot: int
+    row: int
     start: int
     ids: list[int]
     samples: bool
@@ -137,21 +117,21 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """Goes on from the token drawn last. A prompt may end in a piece of one token, or be cut to one: only what draws can go on
-        drawing."""
+        """Continues from the last drawn token. The last piece of a prompt may also be one token, or
+        be cut to one: only a chunk that samples can continue."""
         return self.samples and len(self.ids) == 1
 
     @property
     def width(self) -> int:
-        """Tokens of the pass."""
+        """Tokens it adds to the pass."""
         return len(self.ids) + len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One forward pass of one policy: decoding chunks first, in slot order, then pieces of prompts.
+    """One forward pass of one policy: decoding chunks first, in row order, then prompt chunks.
 
-    With `steps` above 1 all its chunks decode, and each draws that many tokens in a row, the last ones perhaps past its end.
+    With `steps` above 1 every chunk decodes that many tokens, the last ones perhaps past its end.
     """
 
     policy: str
@@ -164,9 +144,13 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step of the engine: first the copies, in order, then the passes. `tables`: by slot, its pages, where they have changed."""
+    """One iteration of the engine: first the copies (source, target), in order, then the passes.
+
+    With pages, a copy's pages may have other holders by then, but nothing new in them yet.
+    """
 
     admitted: tuple[Request, ...]
-    copies: tuple[Copy, ...]
+    copies: tuple[tuple[Span, Span], ...]
     passes: tuple[Pass, ...]
     tables: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """The pages of each row whose pages have changed."""

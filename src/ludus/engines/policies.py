@@ -1,4 +1,4 @@
-"""The named policies of an embedded engine and the cache they share: carries out what the schedule planned.
+"""The named policies of an embedded engine and the cache they share.
 
 Promise: weights change between two passes and completely, or not at all.
 """
@@ -15,40 +15,40 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludus.engines.noise import Noise
+from ludus.engines.noise import uniform
 from ludus.engines.pages import Pages
-from ludus.engines.plan import Chunk, Drawn, Landing, Pass, Plan, Spill
+from ludus.engines.plan import Chunk, Collect, Drawn, Pass, Plan, Span
 from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.attention.cached import KeyValueCache, Layout, Piece, Shape
-from ludus.models.layers.inference import fuse
+from ludus.models.layers.inference import use_inference_layers
 from ludus.models.serving import forward, serve
 from ludus.types import CURRENT
 
 
 class Policies:
-    """Weights of one architecture under several names. Owns `model`: it becomes the policy `current` and is changed in place by loads."""
+    """Weights of one architecture under several names. Owns `model`, the policy `current`."""
 
     overlaps = False
-    """Whether what is launched is computed while the host goes on."""
+    """Whether a launched pass is computed while the host continues."""
 
-    def __init__(self, model: PreTrainedModel, *, num_slots: int, max_tokens: int) -> None:
+    def __init__(self, model: PreTrainedModel, *, num_rows: int, max_tokens: int) -> None:
         model.requires_grad_(False)
-        self._fused = serve(model, max_tokens=max_tokens)
+        self._inference_layers = serve(model, max_tokens=max_tokens)
         self._take(model)
         with border(
             ConfigError,
-            f"no memory for {num_slots} slots of {max_tokens} tokens; lower engine.max_cached or rollout.max_tokens",
+            f"no memory for a cache of {num_rows} sequences of {max_tokens} tokens; lower engine.max_cached or "
+            "rollout.max_tokens",
         ):
             self.cache = KeyValueCache(
-                Shape.of(model), slots=num_slots, length=max_tokens, dtype=self.dtype, device=self.device
+                Shape.of(model), rows=num_rows, length=max_tokens, dtype=self.dtype, device=self.device
             )
-
         self.most_scored: float = math.inf
         """Tokens that `score` takes at once."""
 
     def at_home(self) -> AbstractContextManager[object]:
-        """Around all that the engine's thread does: its kernels go to the device of the weights."""
+        """The context of the engine's thread: its kernels run on the device of the weights."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _take(self, model: PreTrainedModel) -> None:
@@ -59,8 +59,8 @@ class Policies:
     def spare(self) -> PreTrainedModel:
         """A model for one more policy, to be filled by `install`."""
         model = copy.deepcopy(self._models[CURRENT])
-        if self._fused:
-            fuse(model)
+        if self._inference_layers:
+            use_inference_layers(model)
         return model
 
     def add(self, name: str, model: PreTrainedModel) -> None:
@@ -73,51 +73,47 @@ class Policies:
         return self._models[policy]
 
     def make_pages(self) -> Pages | None:
-        """The memory that slots share; None where each has its own."""
+        """The memory that rows share; None where each has its own."""
         return None
 
     def warm(self) -> bool:
-        """Makes one thing ready that a pass may need later, while nobody waits; False when there is none left."""
+        """Prepares one thing that a later pass may need; False when nothing is left to prepare."""
         return False
 
     def shrink(self) -> bool:
-        """Makes do with less memory, and forgets what was cached; False where that cannot be."""
+        """Empties the cache and halves its memory; False where that is impossible."""
         return False
 
     def prepare(self, plan: Plan) -> None:
-        """What must be so before the plan's passes."""
-        for copied in plan.copies:
-            self.cache.copy(copied.source, target=copied.target, count=copied.count)
+        """Carries out everything but the passes."""
+        for source, target in plan.copies:
+            self.cache.copy(source.row, target=target.row, count=source.count)
 
-    def clear(self, spill: Spill) -> None:
-        self.cache.clear(spill.slot, count=spill.count)
+    def clear(self, held: Span) -> None:
+        self.cache.clear(held.row, count=held.count)
 
-    def launch(self, planned: Pass, *, noises: Sequence[Noise]) -> Landing:
-        """Computes the chunks and draws tokens, each with its logprob, for those that sample; `noises` has one entry for each of those."""
-        drawn = self._run(planned, noises=noises)
+    def launch(self, planned: Pass) -> Collect:
+        """Computes the chunks, and draws tokens with their logprobs for those that sample."""
+        drawn = self._run(planned)
         return lambda: drawn
 
-    def _run(self, planned: Pass, *, noises: Sequence[Noise]) -> list[Drawn]:
-        assert planned.steps == 1, "several steps at a time need a graph"
-        sampling = _sampling(planned)
-        pieces = [Piece(chunk.slot, chunk.start, chunk.width) for chunk in planned.chunks]
+    def _run(self, planned: Pass) -> list[Drawn]:
+        assert planned.steps == 1, "several tokens at a time need a graph"
+        sampling = [chunk for chunk in planned.chunks if chunk.samples]
+        pieces = [Piece(chunk.row, chunk.start, chunk.width) for chunk in planned.chunks]
         layout = Layout(pieces, cache=self.cache, dtype=self.dtype, device=self.device)
-        ids = torch.tensor(
-            [token for chunk in planned.chunks for token in (*chunk.ids, *chunk.draft)], device=self.device
-        )
-        rows = _drawn_rows(planned.chunks)
-        keep = None if len(rows) == len(ids) else torch.tensor(rows, dtype=torch.long, device=self.device)
+        tokens = [token for chunk in planned.chunks for token in (*chunk.ids, *chunk.draft)]
+        ids = torch.tensor(tokens, device=self.device)
+        places = _drawn_places(planned.chunks)
+        keep = None if len(places) == len(ids) else torch.tensor(places, dtype=torch.long, device=self.device)
         logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
         if not sampling:
             return []
-        uniforms = [
-            noise.at(chunk.end + i)
-            for chunk, noise in zip(sampling, noises, strict=True)
-            for i in range(len(chunk.draft) + 1)
-        ]
-        temperatures = [chunk.request.sampling.temperature for chunk in sampling for _ in range(len(chunk.draft) + 1)]
+        draws = [(chunk.request, chunk.end + i) for chunk in sampling for i in range(len(chunk.draft) + 1)]
+        uniforms = [uniform(request.origin, position) for request, position in draws]
+        temperatures = [request.sampling.temperature for request, _ in draws]
         drawn = iter(draw(logits, temperatures=temperatures, uniforms=uniforms))
-        return [_as_drafted(chunk.draft, list(islice(drawn, len(chunk.draft) + 1))) for chunk in sampling]
+        return [_accepted(chunk.draft, list(islice(drawn, len(chunk.draft) + 1))) for chunk in sampling]
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
         packed = torch.tensor(ids, device=self.device)
@@ -128,21 +124,21 @@ class Policies:
         return scores
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
-        """Copies `tensors` in; `check` found them complete. By one operation: nothing is generated meanwhile, and between any two of them
-        another thread may take the interpreter."""
+        """Copies `tensors`, which `check` found complete, in one operation: nothing is generated
+        meanwhile, and between two operations another thread may take the interpreter."""
         weights = named_weights(self.model(policy))
         sources = [tensors[next(name for name in names if name in tensors)] for names, _ in weights]
         torch._foreach_copy_([weight for _, weight in weights], sources)
 
     def check(self, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        """EngineFailed unless `tensors` has every weight in its shape, and nothing else. One name of a tied weight suffices."""
+        """Raises EngineFailed unless `tensors` fits exactly; one name of a tied weight suffices."""
         weights = named_weights(self._models[CURRENT])
         missing = [names[0] for names, _ in weights if not any(name in tensors for name in names)]
         extra = sorted(set(tensors).difference(*(names for names, _ in weights)))
         if missing or extra:
             raise EngineFailed(
-                f"version {version} does not fit the model: missing {_some(missing)}; unknown {_some(extra)}. Nothing was loaded; "
-                "publish the whole state dict of the same architecture."
+                f"version {version} does not fit the model: missing {_some(missing)}; unknown {_some(extra)}. "
+                "Nothing was loaded; publish the whole state dict of the same architecture."
             )
         for names, weight in weights:
             self._check_weight([name for name in names if name in tensors], weight, tensors, version=version)
@@ -158,36 +154,32 @@ class Policies:
                 tensors[name], tensors[names[0]], rtol=0, atol=0, equal_nan=True
             ):
                 raise EngineFailed(
-                    f"version {version}: {names[0]} and {name} are one weight in the engine's model, but differ. Nothing was loaded; "
-                    "publish from a model that ties them too."
+                    f"version {version}: {names[0]} and {name} are one weight in the engine's model, but differ. "
+                    "Nothing was loaded; publish from a model that ties them too."
                 )
 
 
 def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
-    """Every weight with its names; one that is used under several (tied embeddings) has them all."""
+    """Every weight with all its names; a tied weight has several."""
     groups: dict[int, tuple[list[str], Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         groups.setdefault(id(tensor), ([], tensor))[0].append(name)
     return list(groups.values())
 
 
-def _sampling(planned: Pass) -> list[Chunk]:
-    return [chunk for chunk in planned.chunks if chunk.samples]
-
-
-def _drawn_rows(chunks: Sequence[Chunk]) -> list[int]:
-    """After which tokens of the pass one is drawn: the last of each chunk that samples, and each of its draft."""
-    rows: list[int] = []
+def _drawn_places(chunks: Sequence[Chunk]) -> list[int]:
+    """Where tokens are drawn: after the last token of a sampling chunk, and all of its draft."""
+    places: list[int] = []
     first = 0
     for chunk in chunks:
         if chunk.samples:
-            rows += range(first + chunk.count - 1, first + chunk.width)
+            places += range(first + chunk.count - 1, first + chunk.width)
         first += chunk.width
-    return rows
+    return places
 
 
-def _as_drafted(draft: tuple[int, ...], drawn: list[tuple[int, float]]) -> Drawn:
-    """The tokens before the draft's first error, and the one that was drawn in its place: what follows it saw another past."""
+def _accepted(draft: tuple[int, ...], drawn: list[tuple[int, float]]) -> Drawn:
+    """Up to the first token that differs from the draft: later ones saw a wrong prefix."""
     right = next((i for i, token in enumerate(draft) if drawn[i][0] != token), len(draft))
     tokens, logprobs = zip(*drawn[: right + 1], strict=True)
     return tokens, logprobs

@@ -1,4 +1,4 @@
-"""Drawing tokens from logits. Promise: the logprob of a token is exact, in float32, at the temperature it was drawn with."""
+"""Draws tokens from logits. Promise: a token's logprob is exact, in float32, at its temperature."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Tensor
 
 
 def draw(logits: Tensor, *, temperatures: Sequence[float], uniforms: Sequence[float]) -> list[tuple[int, float]]:
-    """A token and its logprob for each row of `logits` (rows, vocabulary). Temperature 0 is greedy, its logprob that of temperature 1.
+    """A token and its logprob for each row of `logits` (rows, vocabulary). Temperature 0 is greedy,
+    with the logprob of temperature 1.
 
-    Inverse transform sampling: one number a token, where Gumbel noise would need one for each entry of the vocabulary. The sums are
-    float64, so that the tail of a large vocabulary keeps its mass. A row with NaN yields a NaN logprob, which the caller must refuse.
+    Inverse transform sampling needs one number per token, Gumbel noise one per vocabulary entry.
+    Sums are float64, so that the tail of a large vocabulary keeps its mass. A row with NaN yields a
+    NaN logprob, which the caller must refuse.
     """
     logprobs = log_softmax(logits, temperatures=temperatures)
     greedy = [temperature == 0 for temperature in temperatures]
@@ -32,7 +34,6 @@ def draw(logits: Tensor, *, temperatures: Sequence[float], uniforms: Sequence[fl
 def log_softmax(logits: Tensor, *, temperatures: Sequence[float]) -> Tensor:
     logits = logits.float()
     if any(temperature not in (0, 1) for temperature in temperatures):
-        logits = (
-            logits / torch.tensor([temperature or 1.0 for temperature in temperatures], device=logits.device)[:, None]
-        )
+        divisors = torch.tensor([temperature or 1.0 for temperature in temperatures], device=logits.device)
+        logits = logits / divisors[:, None]
     return logits.log_softmax(-1)

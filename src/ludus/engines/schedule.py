@@ -1,16 +1,17 @@
-"""What the embedded engine does next: pure decisions, no torch. Promise: every request is served in its turn, and no cached key or value
-of one policy version serves a request that began under another.
+"""What the embedded engine does next: pure decisions, no torch. Promise: requests are served in
+order, and what was cached under one policy version never serves a request that began under another.
 
-A slot holds the keys and values of one sequence. A session's slot is kept between its turns, and its next prompt computes only what
-is new. A first prompt gets what another slot of the same policy and version already holds: siblings of a group share all of it,
-sessions of one environment most of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: of what an
-earlier one has in flight, until it is advanced, only decoding goes on, with tokens that nobody has heard of yet. If one of them turns
-out to be the last, what was planned after it was in vain.
+A cache row holds the keys and values of one sequence. A session keeps its row between turns, so
+that its next prompt computes only what is new. A first prompt copies its prefix from another row of
+the same policy and version: siblings of a group share all of it, sessions of one environment most
+of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: a
+request whose chunks have not been advanced yet can only continue to decode, from tokens that are
+still unknown. If one of them turns out to be the last, what was planned after it is wasted.
 
-With `pages` a slot holds as many of them as its tokens need, and takes more as it grows; what two slots have in common is in pages that
-both hold, up to the last that is full. Where none is free, sessions that are between two turns lose what was kept for them, the least
-recently used first; then the youngest running request gives way: it goes back to the head of the queue with every token it has, and is
-computed again. The oldest never gives way, so everything ends.
+With `pages` a row holds as many as its tokens need and takes more as it grows; rows share the full
+pages of a common prefix. When no page is free, sessions between two turns lose their cache, the
+least recently used first; then the youngest running request is preempted: it returns to the head of
+the queue with all its tokens and is computed again. The oldest is never preempted, so all end.
 """
 
 from __future__ import annotations
@@ -22,131 +23,132 @@ from operator import attrgetter
 from typing import Literal
 
 from ludus.engines.pages import Pages
-from ludus.engines.plan import NOTHING, UNKNOWN, Chunk, Copy, Drawn, Found, Pass, Plan, Request, Slot, Spill
-from ludus.engines.prefix_index import BLOCK, Beginnings, common_prefix
-from ludus.engines.speculation import LONGEST, Drafts
+from ludus.engines.plan import NOTHING, UNKNOWN, CacheRow, Chunk, Drawn, Pass, Plan, Request, Span
+from ludus.engines.prefix_index import BLOCK, PrefixIndex, common_prefix
+from ludus.engines.speculation import LONGEST, Speculator
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 
+Found = tuple[CacheRow | None, int, CacheRow | None, int]
+"""Where the prefix of a prompt is: the session's own row and how many tokens of the prompt it
+holds; another row that holds more, and how many."""
 MIN_SHARED = BLOCK
-"""Tokens of a prompt worth having from another slot; below, computing them is as cheap."""
-_INDEX, _SLOT = attrgetter("index"), attrgetter("slot")
+"""Tokens of a prompt worth copying from another row; computing fewer is as cheap."""
+_INDEX, _ROW = attrgetter("index"), attrgetter("row")
 
 
 class Schedule:
-    """Requests and slots. First in, first admitted; decoding goes on in every step, prompts share `prefill_tokens` of it.
+    """Requests and cache rows. First in, first admitted; decoding continues in every iteration,
+    prompts share `prefill_tokens` of it.
 
-    `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on nothing but itself. `decode_steps`
-    above 1: prompts and decoding go in passes of their own, and decoding takes up to so many steps at a time. `drafts`: what to compute
-    ahead.
+    `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on
+    nothing but itself. `decode_steps` above 1: prompts and decoding take separate passes, and
+    decoding draws up to so many tokens at a time. `speculator` proposes tokens to compute ahead.
     """
 
     def __init__(
         self,
         *,
-        num_slots: int,
-        slot_tokens: int,
+        num_rows: int,
+        row_tokens: int,
         max_running: int,
         prefill_tokens: int,
         deterministic: bool = False,
         decode_steps: int = 1,
         pages: Pages | None = None,
-        drafts: Drafts | None = None,
+        speculator: Speculator | None = None,
     ) -> None:
-        assert max_running <= num_slots, f"{max_running} running sequences need as many slots, got {num_slots}"
-        self.slots = [Slot(index) for index in range(num_slots)]
-        self._unclaimed = list(range(num_slots))
-        """Idle slots that are kept for nobody, as a heap."""
-        self._kept: dict[str, list[Slot]] = {}
-        """By session, the slots that have its name."""
-        self._beginnings = Beginnings()
-        self.slot_tokens = slot_tokens
-        self.max_running, self.prefill_tokens = max_running, prefill_tokens
+        assert max_running <= num_rows, f"{max_running} running sequences need as many cache rows, got {num_rows}"
+        self.rows = [CacheRow(index) for index in range(num_rows)]
+        self._unclaimed = list(range(num_rows))
+        """Idle rows that belong to no session, as a heap."""
+        self._kept: dict[str, list[CacheRow]] = {}
+        """By session, the rows that belong to it."""
+        self._prefixes = PrefixIndex()
+        self.row_tokens, self.max_running, self.prefill_tokens = row_tokens, max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
         self.steps = decode_steps
-        """What decoding takes at a time now; the engine may change it between two plans."""
-        self.pages, self.drafts = pages, drafts
-        assert drafts is None or not (deterministic or pages or decode_steps > 1), (
-            "drafts are for slots, one step at a time"
-        )
-        assert pages is None or pages.count >= pages.needed(slot_tokens + decode_steps), "the longest sequence must fit"
+        """Tokens that decoding draws at a time now; the engine may change it between two plans."""
+        self.pages, self.speculator = pages, speculator
+        plain = not (deterministic or pages or decode_steps > 1)
+        assert speculator is None or plain, "speculation needs rows without pages, one token at a time"
+        assert pages is None or pages.count >= pages.needed(row_tokens + decode_steps), "the longest sequence must fit"
         self.versions: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_reused = 0
-        """Prompt tokens that needed no computing because a slot held them."""
+        """Prompt tokens that a row already held."""
         self.num_preempted = 0
         self.num_drafted = self.num_kept = 0
-        """Tokens computed ahead, and those of them that were then drawn."""
+        """Draft tokens computed, and those of them that were then drawn."""
         self._clock = 0
 
-    # -------------------------------------------------------------------------------------------- what happens to the engine
+    # ----------------------------------------------------------------------------- events
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
     def fits(self, request: Request) -> None:
-        """EngineFailed when `request` could outgrow its slot. The last sampled token is never fed back, so it needs no room."""
+        """Raises EngineFailed if `request` could outgrow its row. The last token needs no room."""
         asked = request.num_prompt + request.sampling.max_tokens
-        if asked - 1 > self.slot_tokens:
+        if asked - 1 > self.row_tokens:
             raise EngineFailed(
-                f"session {request.session_id}: a prompt of {request.num_prompt} tokens and up to {request.sampling.max_tokens} sampled "
-                f"ones are {asked}, but the engine keeps {self.slot_tokens} per session; "
-                "raise the engine's max_tokens (rollout.max_tokens), or ask for fewer"
+                f"session {request.session_id}: a prompt of {request.num_prompt} tokens and up to "
+                f"{request.sampling.max_tokens} sampled ones are {asked}, but the engine keeps {self.row_tokens} per "
+                "session; raise the engine's max_tokens (rollout.max_tokens), or ask for fewer"
             )
 
     def loaded(self, policy: str, *, version: int) -> None:
-        """`policy` has new weights. What runs keeps its cache and goes on; nothing else may read it. What idle slots hold stays until its
-        room is needed, and serves nobody, being of another version: nothing is generated while this is called."""
+        """`policy` has new weights. Running requests keep their cache, which nobody else may read.
+        Idle rows keep theirs, now of an old version, until the room is needed."""
         self.versions[policy] = version
         for request in self.running:
-            slot = request.slot
-            if slot is None or slot.policy != policy:
+            row = request.row
+            if row is None or row.policy != policy:
                 continue
-            if slot.length:
-                slot.version = None  # what it is listed under has the old version in it, and is found by nobody
+            if row.length:
+                row.version = None  # its keys hold the old version, so nobody finds it
                 continue
-            self._beginnings.cut(slot, 0)
-            slot.version = version
-            self._extend(slot)
+            self._prefixes.cut(row, 0)
+            row.version = version
+            self._extend(row)
 
-    def cancel(self, request: Request) -> Spill | None:
-        """Takes the request off, wherever it is; None when it held nothing. What it had computed serves nobody."""
+    def cancel(self, request: Request) -> Span | None:
+        """Removes the request, and returns what it held in the cache, which may be NaN; with pages,
+        those that nobody else holds."""
         if request in self.waiting:
             self.waiting.remove(request)
-        if request.slot is None:
+        if request.row is None:
             return None
-        index = request.slot.index
-        spill = Spill(
-            index, request.slot.length + self._longest_draft(request), self.pages.alone(index) if self.pages else ()
-        )
+        index, count = request.row.index, request.row.length + self._longest_draft(request)
+        held = Span(index, count, self.pages.alone(index) if self.pages else ())
         self._forget(self._vacate(request))
-        return spill
+        return held
 
     def release(self, session_id: str) -> None:
-        for slot in list(self._kept.get(session_id, ())):
-            self._claim(slot, None)
+        for row in list(self._kept.get(session_id, ())):
+            self._claim(row, None)
 
     def start_over(self, pages: Pages) -> None:
-        """Nothing is cached any more, and memory is now `pages`: what ran is computed again."""
+        """The cache is empty and its memory is now `pages`: running requests are computed again."""
         for request in reversed(list(self.running)):
             self._preempt(request)
-        for slot in self.slots:
-            self._forget(slot)
+        for row in self.rows:
+            self._forget(row)
         self.pages = pages
 
-    # -------------------------------------------------------------------------------------------- one step
+    # ----------------------------------------------------------------------------- one iteration
 
     def plan(self) -> Plan:
         followers = [request for request in self.running if request.leader is not None]
         copies = [copy for request in followers if (copy := self._follow(request))]
         admitted = []
         while self.waiting and len(self.running) < self.max_running:
-            found = self._find(self.waiting[0])
-            if not self._has_room(self.waiting[0], found):
+            request = self.waiting[0]
+            found = self._find(request)
+            if not self._has_room(request, found):
                 break
-            request = self.waiting.popleft()
-            admitted.append(request)
+            admitted.append(self.waiting.popleft())
             if copy := self._admit(request, found):
                 copies.append(copy)
         passes = tuple(self._passes())
@@ -156,111 +158,112 @@ class Schedule:
         return Plan(tuple(admitted), tuple(copies), passes, self.pages.take_changes() if self.pages else {})
 
     def advance(self, chunk: Chunk, *, drawn: Drawn = NOTHING) -> Completion | None:
-        """The chunk was computed and, where it samples, tokens were drawn with their logprobs. Returns the completion if one of them was
-        its last; those after it were drawn in vain."""
-        request, slot = chunk.request, chunk.request.slot
-        assert slot is not None, "only a running request is computed"
-        assert request.in_flight[0] is chunk, "a request's chunks land in their order"
+        """The chunk was computed and, where it samples, tokens were drawn with their logprobs.
+        Returns the completion if one of them was its last; tokens after that one are dropped."""
+        request, row = chunk.request, chunk.request.row
+        assert row is not None, "only a running request is computed"
+        assert request.in_flight[0] is chunk, "a request's chunks are collected in their order"
         request.in_flight = request.in_flight[1:]
         tokens, logprobs = drawn
         over = request.over_after(tokens)
         kept = len(tokens) if over is None else over + 1
-        slot.length = chunk.end + max(0, kept - 1)
+        row.length = chunk.end + max(0, kept - 1)
         request.ids += tokens[:kept]
         request.logprobs += logprobs[:kept]
         request.versions += [self.versions[request.policy]] * kept
-        if len(request.ids) >= (len(slot.keys) + 1) * BLOCK:
-            self._extend(slot)
-        if self.drafts and kept:
+        if len(request.ids) >= (len(row.keys) + 1) * BLOCK:
+            self._extend(row)
+        if self.speculator and kept:
             self.num_drafted, self.num_kept = self.num_drafted + len(chunk.draft), self.num_kept + kept - 1
-            self.drafts.learn(request.ids, start=len(request.ids) - kept)
+            self.speculator.learn(request.ids, start=len(request.ids) - kept)
         if over is None:
             return None
         return self._finish(request, "end" if tokens[over] in request.sampling.stop_ids else "length")
 
-    # -------------------------------------------------------------------------------------------- slots
+    # ----------------------------------------------------------------------------- rows
 
     def _finish(self, request: Request, stop: Literal["end", "length"]) -> Completion:
-        slot = self._vacate(request)
-        if slot.version is None or self.deterministic:
-            self._forget(slot)
+        row = self._vacate(request)
+        if row.version is None or self.deterministic:
+            self._forget(row)
         elif self.pages:
-            self.pages.shrink(slot.index, slot.length)  # it may have been decoded past its end
+            self.pages.shrink(row.index, row.length)  # it may have decoded past its end
         return request.completion(stop)
 
-    def _vacate(self, request: Request) -> Slot:
-        slot = request.slot
-        assert slot is not None, "a running request has a slot"
+    def _vacate(self, request: Request) -> CacheRow:
+        row = request.row
+        assert row is not None, "a running request has a row"
         self.running.remove(request)
-        request.slot, request.leader, request.in_flight, slot.busy = None, None, (), False
-        if slot.session_id is None:
-            heappush(self._unclaimed, slot.index)
+        request.row, request.leader, request.in_flight, row.busy = None, None, (), False
+        if row.session_id is None:
+            heappush(self._unclaimed, row.index)
         if self.pages:
-            self.pages.unpin(slot.index)
-        slot.ids = slot.ids.copy()  # until now the request's own list
-        self._beginnings.cut(slot, slot.length)
-        return slot
+            self.pages.unpin(row.index)
+        row.ids = row.ids.copy()  # until now the request's own list
+        self._prefixes.cut(row, row.length)
+        return row
 
-    def _claim(self, slot: Slot, session_id: str | None) -> None:
-        """The slot is kept for that session's next turn from now on; None: for nobody's."""
-        if slot.session_id is not None:
-            mine = self._kept[slot.session_id]
-            mine.remove(slot)
+    def _claim(self, row: CacheRow, session_id: str | None) -> None:
+        """The row is kept for that session's next turn; None: for nobody."""
+        if row.session_id is not None:
+            mine = self._kept[row.session_id]
+            mine.remove(row)
             if not mine:
-                del self._kept[slot.session_id]
-            if session_id is None and not slot.busy:
-                heappush(self._unclaimed, slot.index)
+                del self._kept[row.session_id]
+            if session_id is None and not row.busy:
+                heappush(self._unclaimed, row.index)
         if session_id is not None:
-            self._kept.setdefault(session_id, []).append(slot)
-        slot.session_id = session_id
+            self._kept.setdefault(session_id, []).append(row)
+        row.session_id = session_id
 
-    def _extend(self, slot: Slot) -> None:
-        """Others may find what a running slot has, and what it says as it grows."""
-        if slot.version is not None and not self.deterministic:
-            self._beginnings.extend(slot, len(slot.ids))
+    def _extend(self, row: CacheRow) -> None:
+        """Lets others find what a running row holds, as it grows."""
+        if row.version is not None and not self.deterministic:
+            self._prefixes.extend(row, len(row.ids))
 
     def _find(self, request: Request) -> Found:
-        """Where as much of the prompt as possible is, or is being computed, under the request's policy and version."""
-        own = self._own_slot(request)
+        """The rows that hold, or are computing, most of the prompt."""
+        idle = [row for row in self._kept.get(request.session_id, ()) if not row.busy and row.policy == request.policy]
+        own = min(idle, key=_INDEX, default=None)
         kept = self._usable(own, request) if own else 0
         known = own.keys[: kept // BLOCK] if own else []
         source, num_shared = self._best_source(request, at_least=kept + MIN_SHARED, known=known)
-        return Found(own, kept, source, num_shared)
+        return own, kept, source, num_shared
 
-    def _admit(self, request: Request, found: Found) -> Copy | None:
-        """Gives the request a slot with what was found for it, at once or when its leader has computed it."""
-        slot, source, count = found.own or self._free_slot(), found.source, found.num_shared
-        kept = 0 if source else found.kept
-        self._beginnings.cut(slot, found.kept if slot is found.own else count if slot is source else 0)
-        if source is slot:
+    def _admit(self, request: Request, found: Found) -> tuple[Span, Span] | None:
+        """Gives the request a row with its prefix, now or when its leader has computed it."""
+        own, held, source, count = found
+        row, kept = own or self._free_row(), 0 if source else held
+        self._prefixes.cut(row, held if row is own else count if row is source else 0)
+        if source is row:
             source, kept = None, count
         is_ready = source is not None and source.length >= count
-        kept = self._trim(slot, kept)
+        kept = self._trim(row, kept)
         copy = None
         if source and is_ready:
-            copy, kept = self._lend(source, slot, count), count
+            copy, kept = self._lend(source, row, count), count
         elif source:
             request.leader, request.num_shared = source, count
-        self._make_room(slot, request)
-        self._occupy(slot, request, length=kept)
+        self._make_room(row, request)
+        self._occupy(row, request, length=kept)
         return copy
 
-    def _occupy(self, slot: Slot, request: Request, *, length: int) -> None:
+    def _occupy(self, row: CacheRow, request: Request, *, length: int) -> None:
         self._clock += 1
-        self._claim(slot, request.session_id)
-        slot.policy, slot.version = request.policy, self.versions[request.policy]
-        slot.ids, slot.length, slot.busy, slot.used = request.ids, length, True, self._clock
-        request.slot = slot
-        self._extend(slot)
+        self._claim(row, request.session_id)
+        row.policy, row.version = request.policy, self.versions[request.policy]
+        row.ids, row.length, row.busy, row.used = request.ids, length, True, self._clock
+        request.row = row
+        self._extend(row)
         if self.pages:
-            self.pages.pin(slot.index)
+            self.pages.pin(row.index)
         self.num_reused += length
         self.running.append(request)
 
-    def _follow(self, request: Request) -> Copy | None:
-        """What a request was waiting for, once its leader has computed it; a leader that is gone leaves the request on its own."""
-        leader, slot, count = request.leader, request.slot, request.num_shared
-        if leader is None or slot is None:
+    def _follow(self, request: Request) -> tuple[Span, Span] | None:
+        """Copies the prefix once the leader has computed it, if the leader still exists."""
+        leader, row, count = request.leader, request.row, request.num_shared
+        if leader is None or row is None:
             return None
         promised = self._matches(leader, request) and leader.ids[:count] == request.ids[:count]
         if promised and leader.length < count and leader.busy:
@@ -268,15 +271,15 @@ class Schedule:
         request.leader = None
         if not promised or leader.length < count:
             return None
-        self.num_reused += count - slot.length
-        slot.length = count
-        return self._lend(leader, slot, count)
+        self.num_reused += count - row.length
+        row.length = count
+        return self._lend(leader, row, count)
 
-    def _lend(self, source: Slot, target: Slot, count: int) -> Copy | None:
-        """The first `count` tokens of `source` become those of `target`, which holds nothing yet. Pages that they fill are shared; the
-        last, which each will go on writing to, is copied."""
+    def _lend(self, source: CacheRow, target: CacheRow, count: int) -> tuple[Span, Span] | None:
+        """The first `count` tokens of `source` become those of `target`, which is empty. Full pages
+        are shared; the last one, which both will write to, is copied."""
         if self.pages is None:
-            return Copy(source.index, target.index, count)
+            return Span(source.index, count), Span(target.index, count)
         whole = count // self.pages.tokens
         last = self.pages.held(source.index)[whole : self.pages.needed(count)]
         self.pages.share(source.index, target=target.index, count=whole)
@@ -284,122 +287,110 @@ class Schedule:
             return None
         self._evict(self.pages.missing(target.index, count), sparing=(target,))
         self.pages.grow(target.index, count)
-        return Copy(source.index, target.index, count, last, self.pages.held(target.index)[whole : whole + 1])
+        mine = self.pages.held(target.index)[whole : whole + 1]
+        return Span(source.index, count, last), Span(target.index, count, mine)
 
-    def _own_slot(self, request: Request) -> Slot | None:
-        """The slot kept for this session's next turn, unless another request of the session is using it."""
-        named = self._kept.get(request.session_id, ())
-        mine = [slot for slot in named if slot.policy == request.policy and not slot.busy]
-        return min(mine, key=_INDEX) if mine else None
+    def _free_row(self) -> CacheRow:
+        """The lowest row without a session, to keep running rows together; else the oldest.
 
-    def _free_slot(self) -> Slot:
-        """A slot nobody's next turn needs, the lowest first so that running slots stay neighbours; else the least recently used.
-
-        A session whose next turn is waiting already goes last, and of those the one furthest back: taking turns through more sessions
-        than slots would otherwise throw out each one just before it is needed.
+        A session whose next turn is already waiting goes last, and of those the one furthest back:
+        cycling through more sessions than rows would otherwise evict each just before it is needed.
         """
         if self._unclaimed:
-            return self.slots[heappop(self._unclaimed)]
-        idle = [slot for slot in self.slots if not slot.busy]
+            return self.rows[heappop(self._unclaimed)]
+        idle = [row for row in self.rows if not row.busy]
         place = {request.session_id: i for i, request in enumerate(self.waiting)}
-        return min(idle, key=lambda slot: self._worth(slot, place))
+        return min(idle, key=lambda row: self._worth(row, place))
 
-    def _best_source(self, request: Request, *, at_least: int, known: Sequence[int]) -> tuple[Slot | None, int]:
-        """The slot with the most of the prompt, the lowest of several. `known`: the keys of the prompt's first blocks."""
+    def _best_source(self, request: Request, *, at_least: int, known: Sequence[int]) -> tuple[CacheRow | None, int]:
+        """The lowest row with the longest prefix. `known`: keys of the prompt's first blocks."""
         best, most = None, at_least - 1
         if self.deterministic or request.num_prompt - 1 < at_least:
             return None, 0
-        found = self._beginnings.of(
-            request.ids,
-            length=request.num_prompt - 1,
-            policy=request.policy,
-            version=self.versions[request.policy],
-            known=known,
-            at_least=at_least,
-        )
+        version = self.versions[request.policy]
+        found = self._prefixes.find(request, version=version, known=known, at_least=at_least)
         for index in sorted(found):
-            slot = self.slots[index]
-            # else it cannot share more than `most`
-            promising = len(slot.ids) > most and slot.ids[most] == request.ids[most]
-            if promising and (shared := self._usable(slot, request)) > most:
-                best, most = slot, shared
+            row = self.rows[index]
+            # else it cannot share more than `most` tokens
+            promising = len(row.ids) > most and row.ids[most] == request.ids[most]
+            if promising and (shared := self._usable(row, request)) > most:
+                best, most = row, shared
         return best, most
 
-    def _usable(self, slot: Slot, request: Request) -> int:
-        """Tokens of the prompt that `slot` holds or is computing. The last one is always computed: it yields the first logits."""
-        if not self._matches(slot, request):
+    def _usable(self, row: CacheRow, request: Request) -> int:
+        """Tokens of the prompt that `row` holds or computes, without the last: it yields logits."""
+        if not self._matches(row, request):
             return 0
-        held = len(slot.ids) if slot.busy else slot.length
-        return common_prefix(slot.ids, request.ids, most=min(held, request.num_prompt - 1))
+        held = len(row.ids) if row.busy else row.length
+        return common_prefix(row.ids, request.ids, most=min(held, request.num_prompt - 1))
 
-    def _matches(self, slot: Slot, request: Request) -> bool:
-        return slot.policy == request.policy and slot.version == self.versions[request.policy]
+    def _matches(self, row: CacheRow, request: Request) -> bool:
+        return row.policy == request.policy and row.version == self.versions[request.policy]
 
-    # -------------------------------------------------------------------------------------------- pages
+    # ----------------------------------------------------------------------------- pages
 
     def _has_room(self, request: Request, found: Found) -> bool:
-        """Room for all it has and what it says next, with a page to grow for each that runs: else it would soon be sent back."""
+        """Whether all its tokens, its next block and a page for each running request fit."""
         if self.pages is None or not self.running:
             return True
+        _, _, source, num_shared = found
         wanted = self.pages.needed(len(request.ids) + self.decode_steps) + len(self.running)
-        if found.source and found.source.busy:
-            wanted -= found.num_shared // self.pages.tokens  # they are counted with those that run
+        if source and source.busy:
+            wanted -= num_shared // self.pages.tokens  # already counted as pinned
         return wanted <= self.pages.count - self.pages.num_pinned
 
-    def _trim(self, slot: Slot, kept: int) -> int:
-        """Lets go of all that lies beyond the first `kept` tokens; says how many can be kept. The page that is written to next must be
-        the slot's alone: what others hold of it is computed again."""
+    def _trim(self, row: CacheRow, kept: int) -> int:
+        """Drops everything beyond the first `kept` tokens and returns how many can be kept. The
+        page that is written to next must not be shared: its tokens are computed again if it is."""
         if self.pages is None:
             return kept
-        self.pages.shrink(slot.index, kept)
-        if kept % self.pages.tokens and self.pages.is_shared(slot.index, token=kept):
+        self.pages.shrink(row.index, kept)
+        if kept % self.pages.tokens and self.pages.is_shared(row.index, token=kept):
             kept -= kept % self.pages.tokens
-            self.pages.shrink(slot.index, kept)
+            self.pages.shrink(row.index, kept)
         return kept
 
-    def _make_room(self, slot: Slot, request: Request) -> None:
-        """Pages of `slot` for all that `request` has, but those that its leader will share with it."""
+    def _make_room(self, row: CacheRow, request: Request) -> None:
+        """Takes pages for all tokens of `request`, except those that its leader will share."""
         if self.pages is None:
             return
         promised = request.num_shared // self.pages.tokens if request.leader else 0
         tokens = len(request.ids) - promised * self.pages.tokens
-        self._evict(self.pages.missing(slot.index, tokens), sparing=(slot,))
-        self.pages.grow(slot.index, tokens)
+        self._evict(self.pages.missing(row.index, tokens), sparing=(row,))
+        self.pages.grow(row.index, tokens)
 
-    def _evict(self, wanted: int, *, sparing: Collection[Slot]) -> None:
-        """Idle sessions lose what was kept for them until `wanted` pages are free, or none is left. What is of an old version goes at
-        once: nobody wants it, and looking for pages one by one takes long."""
+    def _evict(self, wanted: int, *, sparing: Collection[CacheRow]) -> None:
+        """Idle rows lose their cache until `wanted` pages are free or none is left. Rows of an old
+        version go all at once: nobody wants them, and evicting one by one takes long."""
         assert self.pages is not None
         if self.pages.num_free >= wanted:
             return
         place = {request.session_id: i for i, request in enumerate(self.waiting)}
-        idle = [
-            slot for slot in self.slots if not slot.busy and slot not in sparing and self.pages.num_held(slot.index)
-        ]
-        for slot in idle:
-            if self._is_old(slot):
-                self._forget(slot)
-        for slot in sorted(idle, key=lambda s: self._worth(s, place)):
+        idle = [row for row in self.rows if not row.busy and row not in sparing and self.pages.num_held(row.index)]
+        for row in idle:
+            if self._is_old(row):
+                self._forget(row)
+        for row in sorted(idle, key=lambda s: self._worth(s, place)):
             if self.pages.num_free >= wanted:
                 return
-            self._forget(slot)
+            self._forget(row)
 
-    def _is_old(self, slot: Slot) -> bool:
-        return slot.version != self.versions.get(slot.policy)
+    def _is_old(self, row: CacheRow) -> bool:
+        return row.version != self.versions.get(row.policy)
 
-    def _worth(self, slot: Slot, place: Mapping[str, int]) -> tuple[int, int]:
-        """Of what an idle slot holds, by who will want it: nobody, a session that may come back, one that waits (its place in the
-        queue). What is of an old version nobody wants."""
-        if slot.session_id is None or self._is_old(slot):
-            return 0, slot.used
-        return (2, -place[slot.session_id]) if slot.session_id in place else (1, slot.used)
+    def _worth(self, row: CacheRow, place: Mapping[str, int]) -> tuple[int, int]:
+        """Order of eviction: rows without a session or of an old version, then sessions that may
+        come back, then those that wait, the last in the queue first."""
+        if row.session_id is None or self._is_old(row):
+            return 0, row.used
+        return (2, -place[row.session_id]) if row.session_id in place else (1, row.used)
 
     def _grown(self, request: Request, tokens: int) -> bool:
-        """Whether the request could get pages for `tokens`; where others had to give way for it, they have, and what was in flight of
-        them is in vain. False: it had to itself."""
-        if self.pages is None or request.slot is None:
-            return request.slot is not None
-        index = request.slot.index
+        """Takes pages for `tokens`, preempting younger requests if needed; what they have in flight
+        is wasted. False: the request itself was preempted."""
+        if self.pages is None or request.row is None:
+            return request.row is not None
+        index = request.row.index
         if not self.pages.missing(index, tokens):
             return True
         while self.pages.missing(index, tokens) > self.pages.num_free:
@@ -418,14 +409,14 @@ class Schedule:
         self.waiting.appendleft(request)
         self.num_preempted += 1
 
-    def _forget(self, slot: Slot) -> None:
-        self._beginnings.cut(slot, 0)
-        self._claim(slot, None)
-        slot.version, slot.length = None, 0
+    def _forget(self, row: CacheRow) -> None:
+        self._prefixes.cut(row, 0)
+        self._claim(row, None)
+        row.version, row.length = None, 0
         if self.pages:
-            self.pages.shrink(slot.index, 0)
+            self.pages.shrink(row.index, 0)
 
-    # -------------------------------------------------------------------------------------------- passes
+    # ----------------------------------------------------------------------------- passes
 
     def _passes(self) -> Iterator[Pass]:
         chunks = list(self._chunks())
@@ -435,61 +426,53 @@ class Schedule:
         by_policy: dict[str, list[Chunk]] = {}
         for chunk in chunks:
             by_policy.setdefault(chunk.request.policy, []).append(chunk)
+        apart = self.decode_steps > 1
         for policy, mine in by_policy.items():
-            if self.decode_steps > 1:
-                yield from self._separate_passes(policy, mine)
-                continue
-            decode = sorted((chunk for chunk in mine if chunk.width == 1), key=_SLOT)
-            yield Pass(policy, (*decode, *(chunk for chunk in mine if chunk.width > 1)))
-
-    def _separate_passes(self, policy: str, chunks: list[Chunk]) -> Iterator[Pass]:
-        decode: list[Chunk] = []
-        prompts: list[Chunk] = []
-        for chunk in chunks:
-            (decode if chunk.decodes else prompts).append(chunk)
-        if decode:  # first: it may go on from what the prompts before these have drawn
-            yield Pass(policy, tuple(sorted(decode, key=_SLOT)))
-        if prompts:
-            yield Pass(policy, tuple(prompts))
+            decode: list[Chunk] = []
+            prompts: list[Chunk] = []
+            for chunk in mine:
+                (decode if (chunk.decodes if apart else chunk.width == 1) else prompts).append(chunk)
+            decode.sort(key=_ROW)
+            # decoding first: it may continue from what earlier prompts have drawn
+            parts = (decode, prompts) if apart else ([*decode, *prompts],)
+            yield from (Pass(policy, tuple(part)) for part in parts if part)
 
     def _chunks(self) -> Iterator[Chunk]:
         budget = self.prefill_tokens
         for request in list(self.running):
-            slot = request.slot
-            if slot is None or request.leader is not None:
-                continue  # an older one took its pages a moment ago, or it waits for its leader
+            row = request.row
+            if row is None or request.leader is not None:
+                continue  # just preempted by an older one, or waiting for its leader
             if request.in_flight:
-                yield from self._next_block(request, slot)
+                yield from self._next_block(request, row)
                 continue
-            missing = len(request.ids) - slot.length
+            missing = len(request.ids) - row.length
             count = 1 if missing == 1 else min(missing, self.prefill_tokens if self.deterministic else budget)
             if not count:
                 continue
             steps = self.steps if missing == 1 else 1
-            if not self._grown(request, slot.length + count + steps - 1):
+            if not self._grown(request, row.length + count + steps - 1):
                 continue
             if missing > 1:
                 budget -= count
-            ids = request.ids[slot.length : slot.length + count]
+            ids = request.ids[row.length : row.length + count]
             samples = count == missing
-            draft = self._draft(request) if samples else ()
-            yield Chunk(request, slot.index, slot.length, ids, samples, draft, steps)
+            draft: tuple[int, ...] = ()
+            if samples and self.speculator:
+                longest, stop_ids = self._longest_draft(request), request.sampling.stop_ids
+                draft = self.speculator.draft(request.ids, most=longest, stop_ids=stop_ids)
+            yield Chunk(request, row.index, row.length, ids, samples, draft, steps)
 
-    def _next_block(self, request: Request, slot: Slot) -> Iterator[Chunk]:
-        """What comes after the tokens that are being drawn, unless they are the last for certain."""
+    def _next_block(self, request: Request, row: CacheRow) -> Iterator[Chunk]:
+        """The chunk after those in flight, unless these are certain to end the request."""
         last = request.in_flight[-1]
         drawn = request.num_sampled + sum(chunk.steps for chunk in request.in_flight)
         if self.decode_steps == 1 or not last.samples or drawn >= request.sampling.max_tokens:
             return
         start = last.end + last.steps - 1
         if self._grown(request, start + self.steps):
-            yield Chunk(request, slot.index, start, [UNKNOWN], samples=True, steps=self.steps)
-
-    def _draft(self, request: Request) -> tuple[int, ...]:
-        if self.drafts is None:
-            return ()
-        return self.drafts.after(request.ids, most=self._longest_draft(request), stop_ids=request.sampling.stop_ids)
+            yield Chunk(request, row.index, start, [UNKNOWN], samples=True, steps=self.steps)
 
     def _longest_draft(self, request: Request) -> int:
-        """Behind the last token that may be sampled nothing is computed."""
-        return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.drafts else 0
+        """Nothing is computed behind the last token that may be sampled."""
+        return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.speculator else 0

@@ -1,8 +1,9 @@
-"""What a sequence will probably say next, from what others said lately: several tokens for one pass, where a CPU pays most for the pass.
+"""Speculative decoding without a draft model: several tokens per pass on a CPU.
 
-An agent's actions are mostly form: the brackets and names of a tool call follow from the tokens before them. A draft of such tokens is
-computed behind what must be computed anyway, and each of its places is then drawn with the noise of its own position. The draft stands
-as far as it says what was drawn. Promise: it changes how many passes a completion takes, never a token or its logprob.
+Most tokens of a tool call, its brackets and names, follow from the tokens before them. A draft of
+such tokens is computed behind the tokens of the pass, and a token is drawn at each of its places
+with the noise of that position. The draft is kept as far as it equals what was drawn. Promise: it
+changes the number of passes, never a token or its logprob.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from collections.abc import Sequence
 LONGEST = 8
 """Tokens of a draft."""
 CONTEXTS = (8, 5, 3, 2)
-"""Tokens that a guess looks back on; the longest that is sure decides. On the quickstart's worlds 2.8 tokens a
-pass; 1.9 with (3, 2, 1)."""
+"""Lengths of context that are looked up; the longest confident one decides. On the quickstart's
+worlds 2.8 tokens a pass; 1.9 with (3, 2, 1)."""
 SURE, MOST, LOSS = 3, 12, 4
-"""A context that was right gains 1, up to MOST, and loses LOSS when wrong: it is sure only of what comes in four cases out of five."""
+"""A context gains 1 when right, up to MOST, and loses LOSS when wrong: it is confident, at SURE,
+only of what follows in four cases out of five."""
 MOST_CONTEXTS = 100_000
-"""Beyond, all is forgotten: text that never repeats would otherwise fill the memory."""
+"""Above this, everything is forgotten: text that never repeats would fill the memory."""
 
 
-class Drafts:
-    """A predictor of branches, as in a processor: by the last few tokens, the one that followed, and a counter of how often it did."""
+class Speculator:
+    """As a processor predicts branches: by context, the token that followed and a counter."""
 
     def __init__(self) -> None:
         self._followed: dict[tuple[int, ...], tuple[int, int]] = {}
@@ -42,8 +44,8 @@ class Drafts:
                 else:
                     self._followed[context] = (token, count - LOSS) if count >= LOSS else (drawn, 0)
 
-    def after(self, ids: Sequence[int], *, most: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
-        """At most `most` tokens that probably follow `ids`. None of `stop_ids`: what is drawn after it nobody needs."""
+    def draft(self, ids: Sequence[int], *, most: int, stop_ids: Sequence[int]) -> tuple[int, ...]:
+        """At most `most` tokens that probably follow `ids`, up to the first of `stop_ids`."""
         tail = list(ids[-CONTEXTS[0] :])
         draft: list[int] = []
         while len(draft) < most and (token := self._next(tail)) is not None and token not in stop_ids:

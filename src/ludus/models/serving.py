@@ -1,8 +1,9 @@
-"""Whether a model can speak through cached attention. Promise: a model whose numbers would change is refused, with the reason."""
+"""Prepares a model for cached attention. Promise: if its numbers would change, it is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,32 +11,33 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError, border
 from ludus.models.attention.cached import NAME, KeyValueCache, Layout, Piece, Shape
-from ludus.models.layers.inference import fuse, is_fused, logits, unswap
+from ludus.models.layers.inference import has_inference_layers, logits, restore_layers, use_inference_layers
 
 
 def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor | None = None) -> Tensor:
-    """Logits (len(keep), vocabulary) of the packed tokens `ids` at the rows `keep`; None: at all rows."""
-    if is_fused(model):
+    """Logits (len(keep), vocabulary) after the tokens `keep` of `ids`; None: after all."""
+    if has_inference_layers(model):
         return logits(model, ids, positions=layout.positions, place=layout, keep=keep)
-    output = model(
-        input_ids=ids[None],
-        position_ids=layout.positions[None],
-        use_cache=False,
-        logits_to_keep=0 if keep is None else keep,
-        layout=layout,
-    )
+    return own_forward(model, ids, positions=layout.positions, keep=keep, layout=layout)
+
+
+def own_forward(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, keep: Tensor | None, **place: Any) -> Tensor:
+    """As `forward`, by Transformers' own code. `place` is passed on to the attention function."""
+    kept = 0 if keep is None else keep
+    output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, **place)
     plain: Tensor = output.logits[0]
     return plain
 
 
 Replay = Callable[[PreTrainedModel, Tensor], Tensor]
-"""The logits of a few ids by an engine's own path."""
+"""Computes the logits of a few ids by an engine's own path."""
 
 
 def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, replay: Replay | None = None) -> bool:
-    """Switches `model` to cached attention, in place, its layers fused where that gives the same numbers; says whether they are.
+    """Switches `model` to cached attention in place, and to inference layers where they give the
+    same numbers; returns whether they do.
 
-    ConfigError with the reason where cached attention would change what the model computes.
+    Raises ConfigError with the reason where cached attention would change the model's numbers.
     """
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
@@ -47,19 +49,20 @@ def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, rep
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
         model.set_attn_implementation(attention)
         tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
-        if fuse(model):
+        if use_inference_layers(model):
             if _gap(model, ids, expected, replay=replay or _replay) <= tolerance:
                 return True
-            unswap(model)
+            restore_layers(model)
         gap = _gap(model, ids, expected, replay=replay or _replay)
     if not expected.isfinite().all():
         raise ConfigError(
-            f"{_name(model)} gives logits that are not finite; its weights are broken or the wrong dtype ({model.dtype})"
+            f"{_name(model)} gives logits that are not finite; its weights are broken or its dtype "
+            f"({model.dtype}) is wrong"
         )
     if not gap <= tolerance:
         raise ConfigError(
-            f"{_name(model)} cannot run in the embedded engine: its attention does more than our attention function is told. Logits of a "
-            f"probe differ by {gap:.2g} relative, at most {tolerance:g} expected; {remedy}"
+            f"{_name(model)} cannot run in the embedded engine: cached attention changes its numbers. Logits of a probe "
+            f"differ by {gap:.2g} relative, at most {tolerance:g} expected; {remedy}"
         )
     return False
 
@@ -69,8 +72,8 @@ def _gap(model: PreTrainedModel, ids: Tensor, expected: Tensor, *, replay: Repla
 
 
 def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """The logits of `ids` by the engine's path: a first piece, a second one that sees the first, then token by token."""
-    cache = KeyValueCache(Shape.of(model), slots=1, length=len(ids), dtype=model.dtype, device=model.device)
+    """The logits of `ids` by the engine's path: two pieces of a prompt, then token by token."""
+    cache = KeyValueCache(Shape.of(model), rows=1, length=len(ids), dtype=model.dtype, device=model.device)
     logits, start = [], 0
     for count in (3, 2, *[1] * (len(ids) - 5)):
         layout = Layout([Piece(0, start, count)], cache=cache, dtype=model.dtype, device=model.device)
@@ -88,12 +91,14 @@ def _unsuited(model: PreTrainedModel, *, max_tokens: int) -> str:
         return f"it has layers of kind {', '.join(sorted(kinds))}, and only full attention is cached"
     window = getattr(config, "sliding_window", None)
     if window and getattr(config, "use_sliding_window", True) and window < max_tokens:
-        return f"its attention slides over {window} tokens and sessions may have {max_tokens}; only full attention is cached"
+        return (
+            f"its sliding window is {window} tokens and sessions may have {max_tokens}; only full attention is cached"
+        )
     if getattr(config, "attn_logit_softcapping", None):
         return "it caps attention logits (attn_logit_softcapping), which scaled-dot-product attention cannot do"
     longest = getattr(config, "max_position_embeddings", None)
     if longest and longest < max_tokens:
-        return f"it knows {longest} positions and sessions may have {max_tokens} tokens; lower rollout.max_tokens"
+        return f"it has {longest} positions and sessions may have {max_tokens} tokens; lower rollout.max_tokens"
     return ""
 
 

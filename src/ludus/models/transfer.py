@@ -1,8 +1,8 @@
-"""Between the host and a device. Promise: bringing waits for nothing, and fetching for what the tensor is made of alone.
+"""Copies between the host and a device. `placed` waits for nothing, `fetched` for its stream.
 
-Always through pinned memory. While a copy from or into ordinary memory waits for a stream, the driver lets no other thread launch
-anything: an engine that fetched its tokens so held up the trainer beside it five times as long as the trainer itself took
-(docs/log.md).
+Always through pinned memory. While a copy from or to pageable memory waits for a stream, the driver
+lets no other thread launch kernels: an engine that fetched its tokens that way delayed the trainer
+beside it by five times the trainer's own time (docs/log.md).
 """
 
 from __future__ import annotations

@@ -140,11 +140,3 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def number(value: Any) -> float:
-    """A stored metric as a float; NaN and infinities are stored as text, and None is NaN."""
-    try:
-        return math.nan if value is None else float(value)
-    except (TypeError, ValueError):
-        return math.nan

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
 from ludus.models.attention.packed import Segments, use_packed_attention
-from ludus.models.layers.inference import unswap
-from ludus.models.layers.training import is_lean, lean
+from ludus.models.layers.inference import restore_layers
+from ludus.models.layers.training import has_training_layers, use_training_layers
 from ludus.trainer.head import logprobs_in_pieces
 from ludus.trainer.pack import Microbatch
 
@@ -63,7 +63,7 @@ def _most_logits(hidden: Tensor) -> int:
 def sampled_hidden(model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
     """Return the last hidden state before each sampled token, (M, hidden)."""
     decoder: Any = model.base_model
-    in_model = {"rows": microbatch.predictors} if is_lean(model) else {}
+    in_model = {"rows": microbatch.predictors} if has_training_layers(model) else {}
     hidden: Tensor = decoder(
         input_ids=microbatch.ids,
         position_ids=microbatch.positions,
@@ -111,9 +111,9 @@ def prepare(model: PreTrainedModel) -> None:
     def gap_to_own() -> float:
         return float((sampled_logprobs(model, packed, temperature=1.0)[0] - expected).abs().max())
 
-    if lean(model) and gap_to_own() < 1e-3:
+    if use_training_layers(model) and gap_to_own() < 1e-3:
         return
-    unswap(model)
+    restore_layers(model)
     gap = gap_to_own()
     if not gap < 1e-3:
         raise ConfigError(

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ludus.errors import ConfigError
 from ludus.models.attention.packed import outside_of_compilation
-from ludus.models.layers.inference import unswap
-from ludus.models.layers.training import is_lean
+from ludus.models.layers.inference import restore_layers
+from ludus.models.layers.training import has_training_layers
 
 
 def checkpoint_layers(model: PreTrainedModel) -> None:
@@ -31,7 +31,7 @@ def compile_layers(model: PreTrainedModel) -> None:
     Attention stays outside: its kernels are compiled already, and a row's segments, which change with
     every microbatch, would be taken for constants.
     """
-    unswap(model)  # training layers are the alternative to a compiler
+    restore_layers(model)  # training layers are the alternative to a compiler
     outside_of_compilation()
     for layer in _layers(model, knob="compile"):
         layer.compile(dynamic=True)
@@ -48,4 +48,4 @@ def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
 
 def compiles(choice: bool | None, model: PreTrainedModel) -> bool:
     """Whether to compile: the run file's choice, else on a GPU where we have no training layers for the model."""
-    return model.device.type == "cuda" and not is_lean(model) if choice is None else choice
+    return model.device.type == "cuda" and not has_training_layers(model) if choice is None else choice

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
 from ludus.errors import CheckpointFailed, TrainerFailed
-from ludus.models.layers.training import join
+from ludus.models.layers.training import merge_projections
 from ludus.models.transfer import fetched, placed
 from ludus.trainer.budget import Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import ADAPTER, MODEL, Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
@@ -101,7 +101,7 @@ class LocalTrainer:
                 self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
             )
         if not config.compile:
-            join(model)
+            merge_projections(model)
         self._budget = Budget(config.microbatch_tokens, device=model.device, on_event=on_event)
         if config.checkpoint_activations:
             checkpoint_layers(model)

@@ -1,8 +1,10 @@
-"""The attention our engine plugs into Transformers' own modules. Promise: a cached continuation equals a plain full forward.
+"""Attention over the engine's key-value cache on a CPU, as a plug-in of Transformers' modules.
+Promise: a cached continuation equals a plain full forward pass.
 
-One forward pass takes the tokens of many sequences packed into one row: first one token each of the sequences that decode, then pieces of
-prompts. `attend` writes the new keys and values into the sequences' slots and lets every token see its own sequence only. Decoding
-reads the slots in place, a range of neighbouring slots at a time: copying them together first costs three times the attention itself.
+One pass takes tokens of many sequences side by side: first one token of each sequence that decodes,
+then pieces of prompts. `attend` writes new keys and values to the sequences' cache rows; every
+token sees its own sequence only. Decoding reads ranges of neighbouring rows in place: copying them
+together first costs three times the attention itself.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "ludus_cached"
 CALL_BYTES = {"cpu": 180_000, "cuda": 20_000_000}
-"""Keys and values that could be read in the time one more attention call takes; decides how ranges are cut."""
+"""Keys and values that can be read in the time of one more attention call; decides the ranges."""
 CALL_QUERIES = 12
-"""Queries that could look at those keys and values in that time; decides which pieces share a call."""
+"""Queries that can attend to those in that time; decides which pieces share a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`count` tokens of one sequence, from position `start` on. Without a slot nothing is kept, and `start` is 0."""
+    """`count` tokens of a sequence from `start` on, which is 0 without a row: nothing is cached."""
 
-    slot: int | None
+    row: int | None
     start: int
     count: int
 
@@ -40,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Slots first .. first + num - 1, read up to `length`: one attention call for all sequences that decode in them."""
+    """Rows first .. first + num - 1, read up to `length` by one attention call."""
 
     first: int
     num: int
@@ -49,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a slot must hold."""
+    """The shape of a model's keys and values."""
 
     layers: int
     heads: int
@@ -68,7 +70,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one attention call reads of the cache: views of keys and values, one for each layer, and an additive mask."""
+    """What one attention call reads: views of keys and values by layer, and an additive mask."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -77,81 +79,80 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Pieces that share an attention call, padded to the longest: (pieces, heads, padded queries, head_dim)."""
+    """Pieces that share an attention call, padded: (pieces, heads, padded queries, head_dim)."""
 
     num: int
-    slots: Tensor | None  # None: one piece, whose slot is read in place
+    rows: Tensor | None  # None: one piece, whose row is read in place
     seen: Seen
     tokens: Tensor  # of the pass, (tokens of these pieces,)
-    spread: Tensor | None  # the pass's token that stands at each place of the padded pieces; None: there is no padding
+    spread: Tensor | None  # the pass's token at each place of the padded pieces; None: no padding
     gather: Tensor | None  # where among those each of `tokens` is
 
 
 class KeyValueCache:
-    """Keys and values by slot, [layers, slots, heads, length, head_dim]. What was never written is zero, never garbage."""
+    """Keys and values, [layers, rows, heads, length, head_dim]. What was never written is zero."""
 
-    def __init__(self, shape: Shape, *, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
-        length = (
-            -(-length // 16) * 16
-        )  # all slots equally aligned in memory, so that rounding does not depend on the slot
-        size = (shape.layers, slots, shape.heads, length, shape.head_dim)
+    def __init__(self, shape: Shape, *, rows: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
+        # all rows equally aligned in memory, so that rounding does not depend on the row
+        length = -(-length // 16) * 16
+        size = (shape.layers, rows, shape.heads, length, shape.head_dim)
         self.keys, self.values = (_zeros(size, dtype=dtype, device=device) for _ in range(2))
-        self.first_rows = torch.arange(slots * shape.heads, device=device).view(slots, shape.heads) * length
-        """Of each slot and head, in the flat cache [slots * heads * length, head_dim] of a layer."""
+        self.first_places = torch.arange(rows * shape.heads, device=device).view(rows, shape.heads) * length
+        """Of each row and head in the flat cache [rows * heads * length, head_dim] of a layer."""
         self._flat = [x.view(shape.layers, -1, shape.head_dim).unbind(0) for x in (self.keys, self.values)]
         self.group = shape.group
         token_bytes = 2 * shape.heads * shape.head_dim * dtype.itemsize
         self.call_tokens = CALL_BYTES.get(device.type, CALL_BYTES["cuda"]) // token_bytes
 
-    def write(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
-        """keys, values: (tokens * heads, head_dim), of which number n goes to row rows[n] of the flat cache."""
+    def write(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """(tokens * heads, head_dim) each; number n goes to places[n] of the flat cache."""
         flat_keys, flat_values = self._flat
-        flat_keys[layer].index_copy_(0, rows, keys)
-        flat_values[layer].index_copy_(0, rows, values)
+        flat_keys[layer].index_copy_(0, places, keys)
+        flat_values[layer].index_copy_(0, places, values)
 
     def seen_by_range(self, r: Range, mask: Tensor | None) -> Seen:
-        """(slots, heads, length, head_dim)"""
-        slots = slice(r.first, r.first + r.num)
-        keys, values = (x[:, slots, :, : r.length].unbind(0) for x in (self.keys, self.values))
+        """(rows, heads, length, head_dim)"""
+        rows = slice(r.first, r.first + r.num)
+        keys, values = (x[:, rows, :, : r.length].unbind(0) for x in (self.keys, self.values))
         return Seen(keys, values, mask)
 
     def copy(self, source: int, *, target: int, count: int) -> None:
         for cached in (self.keys, self.values):
             cached[:, target, :, :count] = cached[:, source, :, :count]
 
-    def clear(self, slot: int, *, count: int) -> None:
-        """After a sequence with NaN: a masked position still multiplies what is stored there by 0, and 0 x NaN is NaN."""
+    def clear(self, row: int, *, count: int) -> None:
+        """After NaN: a masked position is still multiplied by 0, and 0 x NaN is NaN."""
         for cached in (self.keys, self.values):
-            cached[:, slot, :, :count] = 0
+            cached[:, row, :, :count] = 0
 
 
 def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
-    # Anonymous memory is zero and costs nothing until it is touched: slots that are never used take no RAM.
+    # Anonymous memory is zero and takes no RAM until it is touched.
     memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize)
     return torch.frombuffer(memory, dtype=dtype).view(size)
 
 
 class Layout:
-    """Where the tokens of one forward pass go and what they see; made once per pass, used by every layer.
+    """Where the tokens of one forward pass go and what they see; made once, used by every layer.
 
-    The pieces that decode (one token each, in a slot) come first and in slot order, the others after them.
+    Pieces that decode (one token each, with a row) come first and in row order, then the others.
     """
 
     def __init__(
         self, pieces: Sequence[Piece], *, cache: KeyValueCache | None, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.cache, self._dtype, self._device = cache, dtype, device
-        prompts = (i for i, piece in enumerate(pieces) if piece.count > 1 or piece.slot is None)
+        prompts = (i for i, piece in enumerate(pieces) if piece.count > 1 or piece.row is None)
         self.num_decode = next(prompts, len(pieces))
         decode, prefill = pieces[: self.num_decode], pieces[self.num_decode :]
-        self.positions, self.rows = self._places(pieces, one_token_each=not prefill)
+        self.positions, self.places = self._places(pieces, one_token_each=not prefill)
         self.decode: list[tuple[int, Seen]] = []
         self.spread: Tensor | None = None
         self.gather: Tensor | None = None
         self.begun: list[slice] = []
-        """Tokens of the pieces that see nothing but themselves."""
+        """Tokens of the pieces at position 0, which see nothing but themselves."""
         self.continued: list[Together] = []
         if decode:
             self._see(decode)
@@ -159,34 +160,34 @@ class Layout:
             self._see_pieces(prefill)
 
     def _places(self, pieces: Sequence[Piece], *, one_token_each: bool) -> tuple[Tensor, Tensor]:
-        """Position of each token, (tokens,), and rows of the flat cache for each token and head, (tokens * heads,)."""
+        """Position of each token, (tokens,), and place of each token and head in the flat cache."""
         positions = self._tensor([piece.start for piece in pieces])
-        slots = self._tensor([piece.slot or 0 for piece in pieces])
+        rows = self._tensor([piece.row or 0 for piece in pieces])
         if not one_token_each:
             counts = self._tensor([piece.count for piece in pieces])
             positions = (positions + counts - counts.cumsum(0)).repeat_interleave(counts)
             positions += torch.arange(len(positions), device=self._device)
-            slots = slots.repeat_interleave(counts)
+            rows = rows.repeat_interleave(counts)
         if self.cache is None:
             return positions, positions
-        return positions, (self.cache.first_rows[slots] + positions[:, None]).flatten()
+        return positions, (self.cache.first_places[rows] + positions[:, None]).flatten()
 
     def _see(self, decode: Sequence[Piece]) -> None:
-        """Cuts the decoding slots into ranges. Where those have holes, `spread` names the token that stands in for each slot of the
-        ranges, and `gather` where each token's own output is."""
-        assert self.cache is not None, "a piece with a slot needs a cache"
-        end_of = {piece.slot or 0: piece.end for piece in decode}
+        """Cuts the decoding rows into ranges. If these have holes, `spread` names the token that
+        stands in for each row, and `gather` where each token's own output is."""
+        assert self.cache is not None, "a piece with a row needs a cache"
+        end_of = {piece.row or 0: piece.end for piece in decode}
         ranges = cover(end_of.items(), call_tokens=self.cache.call_tokens)
         covered = [range(r.first, r.first + r.num) for r in ranges]
-        for r, slots in zip(ranges, covered, strict=True):
-            ends = [end_of.get(slot, 1) for slot in slots]
+        for r, rows in zip(ranges, covered, strict=True):
+            ends = [end_of.get(row, 1) for row in rows]
             mask = None if min(ends) == r.length else self._hide(r.length, ends)[:, None, None]
             self.decode.append((r.num, self.cache.seen_by_range(r, mask)))
         if sum(map(len, covered)) > len(decode):
-            token_of = {piece.slot: i for i, piece in enumerate(decode)}
-            every = [slot for slots in covered for slot in slots]
-            self.spread = self._tensor([token_of.get(slot, 0) for slot in every])
-            self.gather = self._tensor([i for i, slot in enumerate(every) if slot in token_of])
+            token_of = {piece.row: i for i, piece in enumerate(decode)}
+            every = [row for rows in covered for row in rows]
+            self.spread = self._tensor([token_of.get(row, 0) for row in every])
+            self.gather = self._tensor([i for i, row in enumerate(every) if row in token_of])
 
     def _see_pieces(self, pieces: Sequence[Piece]) -> None:
         first, continued = self.num_decode, []
@@ -197,31 +198,30 @@ class Layout:
                 self.begun.append(slice(first, first + piece.count))
             first += piece.count
         if continued:
-            assert self.cache is not None, "what precedes a piece is in its slot"
+            assert self.cache is not None, "what precedes a piece is in its row"
             budget = self.cache.call_tokens * CALL_QUERIES
             self.continued = [self._together(each) for each in share_calls(continued, call_pairs=budget)]
 
     def _together(self, pieces: Sequence[tuple[Piece, int]]) -> Together:
-        """`pieces`: each with the number of its first token in the pass."""
-        assert self.cache is not None, "what precedes a piece is in its slot"
+        """`pieces`: each with the index of its first token in the pass."""
+        assert self.cache is not None, "what precedes a piece is in its row"
         count, length = max(piece.count for piece, _ in pieces), max(piece.end for piece, _ in pieces)
         ends = [min(piece.start + i, piece.end - 1) + 1 for piece, _ in pieces for i in range(count)]
         mask = self._hide(length, ends).view(len(pieces), 1, count, length)
         mask = mask.repeat_interleave(self.cache.group, dim=2) if self.cache.group > 1 else mask
-        slots = [piece.slot or 0 for piece, _ in pieces]
-        seen = self.cache.seen_by_range(Range(slots[0], 1, length), mask)
+        rows = [piece.row or 0 for piece, _ in pieces]
+        alone = len(pieces) == 1
+        read = Range(rows[0], 1, length) if alone else Range(0, len(self.cache.first_places), length)
+        seen = self.cache.seen_by_range(read, mask)
         tokens = self._tensor([first + i for piece, first in pieces for i in range(piece.count)])
-        if len(pieces) == 1:
-            return Together(1, None, seen, tokens, None, None)
-        seen = self.cache.seen_by_range(Range(0, len(self.cache.first_rows), length), mask)
-        if len(tokens) == len(ends):
-            return Together(len(pieces), self._tensor(slots), seen, tokens, None, None)
-        spread = self._tensor([first + min(i, piece.count - 1) for piece, first in pieces for i in range(count)])
-        gather = self._tensor([n * count + i for n, (piece, _) in enumerate(pieces) for i in range(piece.count)])
-        return Together(len(pieces), self._tensor(slots), seen, tokens, spread, gather)
+        spread = gather = None
+        if len(tokens) < len(ends):
+            spread = self._tensor([first + min(i, piece.count - 1) for piece, first in pieces for i in range(count)])
+            gather = self._tensor([n * count + i for n, (piece, _) in enumerate(pieces) for i in range(piece.count)])
+        return Together(len(pieces), None if alone else self._tensor(rows), seen, tokens, spread, gather)
 
     def _hide(self, length: int, ends: Sequence[int]) -> Tensor:
-        """An additive mask (len(ends), length) that hides what lies at or beyond each end."""
+        """An additive mask (len(ends), length) that hides everything from each end on."""
         hidden = torch.arange(length, device=self._device) >= self._tensor(ends)[:, None]
         return torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, -math.inf)
 
@@ -230,15 +230,15 @@ class Layout:
         num, heads, head_dim = key.shape
         query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
         if self.cache is not None:
-            self.cache.write(layer, self.rows, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
+            self.cache.write(layer, self.places, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
         if not self.begun and not self.continued:
             return _decode(query, layer=layer, scaling=scaling, layout=self).reshape(num, -1, head_dim)
         output = torch.empty_like(query)
         if self.decode:
             mine = slice(0, self.num_decode)
             output[mine] = _decode(query[mine], layer=layer, scaling=scaling, layout=self)
-        for rows in self.begun:
-            output[rows] = _begin(query[rows], key[rows], value[rows], scaling=scaling)
+        for tokens in self.begun:
+            output[tokens] = _begin(query[tokens], key[tokens], value[tokens], scaling=scaling)
         for pieces in self.continued:
             output.index_copy_(0, pieces.tokens, _continue(query, pieces, layer=layer, scaling=scaling))
         return output.reshape(num, -1, head_dim)
@@ -248,7 +248,7 @@ class Layout:
 
 
 def share_calls(pieces: Iterable[tuple[Piece, int]], *, call_pairs: int) -> list[list[tuple[Piece, int]]]:
-    """Pieces of similar size together, while padding them costs less than one more call. Costs are in pairs of a query and a key."""
+    """Groups similar pieces while padding, in pairs of query and key, costs less than a call."""
     calls: list[list[tuple[Piece, int]]] = []
     cost = end = 0
     for piece, first in sorted(pieces, key=lambda each: (each[0].count, each[0].end)):
@@ -264,38 +264,30 @@ def share_calls(pieces: Iterable[tuple[Piece, int]], *, call_pairs: int) -> list
 
 
 def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Range]:
-    """Ranges over (slot, length), given in slot order. A hole or a longer neighbour is taken in while it costs less than one more call."""
+    """Ranges over (row, length), in row order; includes holes that cost less than a call."""
     ranges: list[Range] = []
-    for slot, length in decoding:
+    for row, length in decoding:
         if ranges:
             last = ranges[-1]
-            wider = Range(last.first, slot - last.first + 1, max(last.length, length))
+            wider = Range(last.first, row - last.first + 1, max(last.length, length))
             if wider.num * wider.length - last.num * last.length <= call_tokens + length:
                 ranges[-1] = wider
                 continue
-        ranges.append(Range(slot, 1, length))
+        ranges.append(Range(row, 1, length))
     return ranges
 
 
 def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    layout: Layout,
-    **unused: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, layout: Layout, **__: Any
 ) -> tuple[Tensor, None]:
-    """query: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim). The names and order of the arguments are Transformers'."""
+    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     return layout.attended(query, key, value, layer=layer, scaling=scaling)[None], None
 
 
 def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Tensor:
-    """The query heads that share keys are the rows of one product: nothing is repeated, nothing is copied."""
+    """Query heads that share keys are the rows of one product: nothing is repeated or copied."""
     if layout.spread is not None:
         query = query.index_select(0, layout.spread)
     queries = query.split([num for num, _ in layout.decode]) if len(layout.decode) > 1 else [query]
@@ -308,7 +300,7 @@ def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Ten
 
 
 def _begin(query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Tensor:
-    """query: (tokens, heads, group, head_dim); keys, values: (tokens, heads, head_dim), seen by each query head of the group."""
+    """query: (tokens, heads, group, head_dim); keys, values: (tokens, heads, head_dim)."""
     query = query.permute(1, 2, 0, 3)
     keys, values = (x.transpose(0, 1)[:, None].expand(-1, query.shape[1], -1, -1) for x in (keys, values))
     output = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=scaling)
@@ -316,21 +308,20 @@ def _begin(query: Tensor, keys: Tensor, values: Tensor, *, scaling: float) -> Te
 
 
 def _continue(query: Tensor, pieces: Together, *, layer: int, scaling: float) -> Tensor:
-    """As in `_decode`, the query heads that share keys are rows of one product. Keys and values of several slots are copied together:
-    they are read by many queries each."""
+    """As in `_decode`, query heads that share keys are rows of one product. Keys and values of
+    several rows are copied together: many queries read each."""
     _, heads, group, head_dim = query.shape
     query = query.index_select(0, pieces.tokens if pieces.spread is None else pieces.spread)
-    query = query.view(pieces.num, -1, heads, group, head_dim).transpose(
-        1, 2
-    )  # (pieces, heads, queries, group, head_dim)
+    # (pieces, heads, queries, group, head_dim)
+    query = query.view(pieces.num, -1, heads, group, head_dim).transpose(1, 2)
     keys, values = pieces.seen.keys[layer], pieces.seen.values[layer]
-    if pieces.slots is not None:
-        keys, values = (x.index_select(0, pieces.slots) for x in (keys, values))
-    rows = query.reshape(pieces.num, heads, -1, head_dim)
-    output = F.scaled_dot_product_attention(rows, keys, values, attn_mask=pieces.seen.mask, scale=scaling)
+    if pieces.rows is not None:
+        keys, values = (x.index_select(0, pieces.rows) for x in (keys, values))
+    queries = query.reshape(pieces.num, heads, -1, head_dim)
+    output = F.scaled_dot_product_attention(queries, keys, values, attn_mask=pieces.seen.mask, scale=scaling)
     output = output.view(pieces.num, heads, -1, group, head_dim).transpose(1, 2).reshape(-1, heads, group, head_dim)
     return output if pieces.gather is None else output.index_select(0, pieces.gather)
 
 
-# No mask function beside it: Transformers then makes no mask, which is what `attend` expects.
+# Without a mask function beside it Transformers makes no mask, as `attend` expects.
 AttentionInterface.register(NAME, attend)

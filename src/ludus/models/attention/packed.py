@@ -1,10 +1,10 @@
-"""Attention for training on packed rows: many sequences side by side in one row, each blind to the others, and no N x N mask.
+"""Attention for training on packed rows: many sequences side by side, each blind to the others.
 
     use_packed_attention(model)
     model(input_ids=ids_1N, position_ids=positions_1N, segments=Segments.of([5, 3, 9]), use_cache=False)
 
-Promise: logprobs and gradients are those of each sequence alone. What a model asks of its attention and this cannot give (a sliding
-window shorter than a sequence, soft-capped scores, sinks) raises ConfigError instead of being ignored.
+Promise: logprobs and gradients are those of each sequence alone. What it cannot do (a sliding
+window shorter than a sequence, soft-capped scores, sinks) raises ConfigError.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from ludus.models.transfer import placed
 
 NAME = "ludus_packed"
 LONGEST_MASK = 2048
-"""Above this a mask of all pairs costs more memory (16 MiB) than it saves time."""
+"""Longest sequence with a mask of all pairs, which then takes 16 MiB."""
 
 
-@dataclass(
-    slots=True, eq=False
-)  # a frozen one is looked into by torch 2.11's compiler, which then compiles again for every row
+# torch 2.11's compiler looks into a frozen one, and then compiles again for every row
+@dataclass(slots=True, eq=False)
 class Segments:
-    """Where the sequences of a packed row begin and end. `lengths` stays on the host, so that no layer waits for the device.
+    """The bounds of a packed row's sequences. `lengths` stays on the host: no layer has to wait.
 
-    Sequences that begin alike may share the tokens of that beginning. The row then has fewer tokens than the sequences together:
-    `spread` names the row's token for each token of the whole sequences, `gather` one place among those for each token of the row.
-    On a GPU `tree` is the same for tree attention; on a CPU `own` says how many tokens at the end of each sequence are not shared
-    with the one before it, and `past` is the causal mask of the longest.
+    Sequences may share the tokens of a common prefix. The row then has fewer tokens than the
+    sequences together: `spread` names the row's token for each token of the whole sequences,
+    `gather` one place among those for each token of the row. On a GPU `tree` is the same for tree
+    attention; on a CPU `own` is the number of tokens at the end of each sequence that it does not
+    share with the one before, and `past` is the causal mask of the longest.
     """
 
     lengths: tuple[int, ...]
@@ -57,7 +57,7 @@ class Segments:
         ends: np.ndarray | None = None,
         device: torch.device | str = "cpu",
     ) -> Segments:
-        """`ends`: one past each token's last descendant, see tree_attention.py."""
+        """`ends`: one past each token's last descendant, see tree.py."""
         sums = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         gather = None if spread is None else np.unique(spread, return_index=True)[1]
         if spread is None or gather is None or len(gather) == len(spread):  # nothing is shared
@@ -76,11 +76,11 @@ class Segments:
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """From now on `model` takes packed rows. Without `segments` each row of a batch is one sequence, causal and unpadded."""
+    """Lets `model` take packed rows. Without `segments` each row is one unpadded sequence."""
     model.set_attn_implementation(NAME)
     if model.config._attn_implementation != NAME:
         raise ConfigError(
-            f"{type(model).__name__} does not let its attention be replaced, so it cannot train on packed rows; "
+            f"the attention of {type(model).__name__} cannot be replaced, so it cannot train on packed rows; "
             "use a decoder that Transformers runs through its attention interface"
         )
 
@@ -102,7 +102,7 @@ def _attend(
     query, key = query.to(value.dtype), key.to(value.dtype)
     if segments is None:
         return _causal(query, key, value, scaling), None
-    half = _takes_half(value)
+    half = value.is_cuda and value.dtype != torch.float32  # all that the GPU kernels take
     if half and segments.tree is not None:
         return tree_attention(query, key, value, scaling=scaling, tree=segments.tree), None
     if segments.own is not None and segments.spread is not None:
@@ -110,25 +110,20 @@ def _attend(
         return _branches(query, key, value, scaling, segments), None
     if segments.spread is not None:
         query, key, value = (tensor.index_select(2, segments.spread) for tensor in (query, key, value))
-    out = (_fused if half else _looped)(query, key, value, scaling, segments)
+    out = (_flash if half else _looped)(query, key, value, scaling, segments)
     return out if segments.gather is None else out.index_select(1, segments.gather), None
 
 
-def _takes_half(value: Tensor) -> bool:
-    """Whether the kernels of a GPU serve it, which know half precision only."""
-    return value.is_cuda and value.dtype != torch.float32
-
-
 def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
-    """One call per sequence: on a CPU faster than padding to a common length, even in buckets. `split` is one node in the graph;
-    slicing would add a row-sized gradient for every sequence."""
+    """One call per sequence: on a CPU faster than padding, even in buckets. `split` is one node of
+    the graph; slicing would add a row-sized gradient for every sequence."""
     queries, keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (query, key, value))
     parts = [_causal(q, k, v, scaling) for q, k, v in zip(queries, keys, values, strict=True)]
     return torch.cat(parts, dim=1)
 
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
-    """As `_looped`, but a sequence asks only with the tokens that it does not share with the one before: the others' answers are there."""
+    """As `_looped`, but only tokens that are not shared with the sequence before are queries."""
     assert segments.own is not None, "made for a CPU"
     assert segments.past is not None, "made for a CPU"
     past = segments.past.to(query.dtype)
@@ -152,11 +147,11 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) ->
     return out.transpose(1, 2)  # (B, N, heads, head_dim)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
-    # (N, heads, head_dim), strided as they come; squeezed, since the gradient of an index would be a copy into zeros
+def _flash(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
+    # (N, heads, head_dim); squeezed, since the gradient of an index would be a copy into zeros
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     bounds, longest = segments.bounds, segments.longest
-    # what torch's varlen_attn calls, which would have key-value heads repeated before torch 2.13, and keeps the host longer
+    # torch's varlen_attn calls this too, but before torch 2.13 it repeats key-value heads
     out: Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, bounds, bounds, longest, longest, dropout_p=0.0, is_causal=True, return_debug_mask=False, scale=scaling
     )[0]
@@ -167,24 +162,20 @@ def _refuse(asked: dict[str, Any], *, longest: int) -> None:
     window = asked.get("sliding_window")
     if window is not None and window < longest:
         raise ConfigError(
-            f"a sequence of {longest} tokens meets this model's sliding window of {window}, which packed attention does not have; "
-            f"set rollout.max_tokens to {window} or less"
+            f"a sequence of {longest} tokens is longer than this model's sliding window of {window}, which packed "
+            f"attention does not support; set rollout.max_tokens to {window} or less"
         )
     unknown = [name for name in ("softcap", "s_aux", "position_bias") if asked.get(name) is not None]
     if unknown or asked.get("is_causal") is False:
         raise ConfigError(
-            f"this model's attention asks for {unknown or ['is_causal=False']}, which packed attention does not have"
+            f"this model's attention uses {unknown or ['is_causal=False']}, which packed attention does not support"
         )
 
 
-def _no_mask(*args: Any, **kwargs: Any) -> None:
-    return None
-
-
 AttentionInterface.register(NAME, _attend)
-AttentionMaskInterface.register(NAME, _no_mask)
+AttentionMaskInterface.register(NAME, lambda *_, **__: None)
 
 
 def outside_of_compilation() -> None:
-    """From now on compiled layers leave their graph for this attention, and come back after it."""
+    """Makes compiled layers leave their graph for this attention, and return to it afterwards."""
     AttentionInterface.register(NAME, torch.compiler.disable(_attend))

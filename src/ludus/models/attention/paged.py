@@ -1,8 +1,10 @@
-"""The attention our engine plugs into Transformers' modules on a GPU. Promise: a cached continuation equals a plain full forward.
+"""Attention over the engine's paged cache on a GPU, as a plug-in of Transformers' modules. Promise:
+a cached continuation equals a plain full forward pass.
 
-Keys and values live in pages of 64 tokens; a table lists the pages of each sequence. One forward pass takes either one token each of
-many sequences, or pieces of prompts that see what precedes them; both are kernels over the pages, of sizes that the host knows, and
-can be captured in a CUDA graph. Page 0 belongs to nobody: rows that only fill up a batch write there.
+Keys and values live in pages of 64 tokens; a table lists the pages of each sequence. One forward
+pass takes either one token each of many sequences, or pieces of prompts that see what precedes
+them; both are kernels of sizes that the host knows, and can be captured in a CUDA graph. Page 0
+belongs to nobody: the padding of a batch is written there.
 """
 
 from __future__ import annotations
@@ -19,27 +21,25 @@ from ludus.models.kernels import inference as kernels
 
 NAME = "ludus_paged"
 PAGE = 64
-"""Tokens of a page: what one program of the attention kernels reads at a time."""
-Layer = tuple[Tensor, Tensor]
+"""Tokens of a page, which one program of the attention kernels reads at a time."""
 
 
 def page_bytes(shape: Shape, *, dtype: torch.dtype) -> int:
-    """Of one page in all layers, keys and values."""
+    """Bytes of one page: keys and values of all layers."""
     return 2 * shape.layers * shape.heads * PAGE * shape.head_dim * dtype.itemsize
 
 
 class PagedCache:
-    """Keys and values by layer, each [pages, heads, PAGE, head_dim], of one tensor: what is done to a page is done to all its layers at
-    once. What was never written is zero, never garbage."""
+    """Keys and values by layer, each [pages, heads, PAGE, head_dim], in one tensor: all layers of a
+    page are copied or cleared at once. What was never written is zero."""
 
     def __init__(self, shape: Shape, *, pages: int, dtype: torch.dtype, device: torch.device) -> None:
         size = (shape.layers, 2, pages, shape.heads, PAGE, shape.head_dim)
         whole = torch.zeros(size, dtype=dtype, device=device)
-        self.layers: list[Layer] = [(keys, values) for keys, values in whole]
+        self.layers = [(keys, values) for keys, values in whole]
         self._pages = whole.flatten(0, 1)
 
     def copy(self, sources: Tensor, targets: Tensor) -> None:
-        """Whole pages."""
         self._pages.index_copy_(1, targets, self._pages.index_select(1, sources))
 
     def clear(self, pages: Tensor) -> None:
@@ -48,8 +48,9 @@ class PagedCache:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Where the tokens of one forward pass go and what they see: token n is at positions[n] of the sequence whose pages are
-    tables[rows[n]]. Without `blocks` every sequence has one token, and row n is sequence n; with them they are pieces of prompts."""
+    """Where the tokens of one forward pass go and what they see: token n is at positions[n] of the
+    sequence whose pages are tables[rows[n]]. Without `blocks` every sequence has one token, and row
+    n is sequence n; with them they are pieces of prompts."""
 
     cache: PagedCache
     tables: Tensor  # int32 (sequences, pages of each)
@@ -69,7 +70,7 @@ class Paged:
 
 
 def blocks_of(counts: list[int]) -> list[tuple[int, int, int]]:
-    """(sequence, first token, first token after the sequence's) of every block of pieces that lie side by side."""
+    """(sequence, first token, end of the sequence) of every block of adjacent pieces."""
     blocks, first = [], 0
     for sequence, count in enumerate(counts):
         end = first + count
@@ -79,21 +80,13 @@ def blocks_of(counts: list[int]) -> list[tuple[int, int, int]]:
 
 
 def attend(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    *,
-    scaling: float,
-    paged: Paged,
-    **unused: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, paged: Paged, **__: Any
 ) -> tuple[Tensor, None]:
-    """query: (1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim). The names and order of the arguments are Transformers'."""
+    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it."""
     layer: int = module.layer_idx  # type: ignore[assignment]
     query, key, value = (x[0].transpose(0, 1).contiguous().to(value.dtype) for x in (query, key, value))
     return paged.attended(query, key, value, layer=layer, scaling=scaling)[None], None
 
 
-# No mask function beside it: Transformers then makes no mask, which is what `attend` expects.
+# Without a mask function beside it Transformers makes no mask, as `attend` expects.
 AttentionInterface.register(NAME, attend)

@@ -1,10 +1,10 @@
-"""Attention over a trie of tokens: what sequences have in common is attended to, and attends, once.
+"""Attention over a trie of tokens: a prefix that sequences share is computed once.
 
-A row is the trie's nodes in depth-first order, so that a token's descendants lie right behind it: token k is seen by the tokens q with
-k <= q < ends[k], and by no other. Tiles of that table in which nobody sees anybody are never computed. Promise: exactly that rule,
-forward and backward, and no N x N mask at any time.
+A row is the trie's nodes in depth-first order, so that a token's descendants follow it: token k is
+seen by the tokens q with k <= q < ends[k], and by no other. Tiles without any such pair are never
+computed. Promise: exactly that rule, forward and backward, without an N x N mask.
 
-On a GPU only (models/kernels/tree.py); elsewhere, and where nothing is shared, attention sees each sequence whole.
+On a GPU only (models/kernels/tree.py); elsewhere, and where nothing is shared, see packed.py.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor
 from ludus.models.transfer import placed
 
 ROWS, COLUMNS = 64, 64
-"""Queries and keys of a tile: the fastest of 16 sizes on an H200, at heads of 64 and of 128 (docs/log.md)."""
+"""Queries and keys of a tile: the fastest of 16 sizes on an H200, with heads of 64 and 128."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The rule, and the tiles it takes: for each block of queries how many blocks of keys it sees wholly, how many at all, and which,
-    the whole ones first; and the other way round."""
+    """The rule and its tiles: for each block of queries, how many blocks of keys it sees wholly,
+    how many at all, and which, the whole ones first; and the same for each block of keys."""
 
     ends: Tensor  # int32 (N,)
     row_counts: Tensor  # int32 (blocks of queries, 2)
@@ -44,8 +44,7 @@ NONE, PARTLY, WHOLLY = 0, 1, 2
 
 
 def seen_tiles(ends: np.ndarray) -> np.ndarray:
-    """How much each tile (blocks of queries, blocks of keys) holds of pairs that see, told by its extremes: wholly is all of them; some
-    that hold none may be among the partly seen."""
+    """How much of each tile (blocks of queries, blocks of keys) is seen; PARTLY may be none."""
     length = len(ends)
     first_rows, first_columns = np.arange(0, length, ROWS)[:, None], np.arange(0, length, COLUMNS)
     last_rows = np.minimum(first_rows + ROWS, length) - 1
@@ -56,7 +55,7 @@ def seen_tiles(ends: np.ndarray) -> np.ndarray:
 
 
 def _listed(tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Per row, how many wholly, how many at all, and which, in that order."""
+    """Per row, how many are seen wholly, how many at all, and which."""
     counts = np.stack([(tiles == WHOLLY).sum(axis=1), (tiles != NONE).sum(axis=1)], axis=1)
     return counts, np.argsort(-tiles, axis=1, kind="stable")[:, : counts[:, 1].max()]
 
@@ -71,7 +70,7 @@ def tree_attention(query: Tensor, key: Tensor, value: Tensor, *, scaling: float 
 
 
 def _side_by_side(x: Tensor) -> Tensor:
-    """(N, heads, head_dim) with the heads of a token in a row; tokens may lie apart."""
+    """(N, heads, head_dim) with the heads of a token contiguous; tokens may be strided."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 

@@ -1,12 +1,11 @@
-"""Triton kernels for the loss over a large vocabulary. Promise: logits are read once for their statistics, and once more to become
-their own gradient; nothing of their size is made beside them.
+"""Triton kernels for the loss over a large vocabulary. Promise: logits are read once for their
+statistics and once to become their own gradient; nothing else of their size is allocated.
 
 Imported on CUDA devices only. z = logits / temperature, lse = log sum exp z, H = lse - sum p z:
     d logprob / dz_j = [j = target] - p_j          dH / dz_j = -p_j (z_j - lse + H)
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# A kernel's arguments are pointers and constants of Triton's own language, which Python's types cannot say.
 
 from __future__ import annotations
 
@@ -44,17 +43,9 @@ def _statistics(logits, targets, logprobs, sums, entropies, vocabulary, scale, B
 
 @triton.jit
 def _gradients(
-    logits,
-    targets,
-    sums,
-    entropies,
-    by_logprob,
-    by_entropy,
-    vocabulary,
-    scale,
-    ENTROPY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    logits, targets, sums, entropies, by_logprob, by_entropy, vocabulary, scale,
+    ENTROPY: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < vocabulary
@@ -70,7 +61,7 @@ def _gradients(
 
 
 def statistics(logits: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """logits: (M, vocabulary). Logprobs of the targets, log sums and entropies, (M,) each, in float32."""
+    """Logprobs of the targets, log sums and entropies, (M,) each, in float32."""
     rows, vocabulary = logits.shape
     assert logits.is_contiguous(), "a row's logits lie side by side"
     logprobs, sums, entropies = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(3))
@@ -94,17 +85,9 @@ def gradients_in_place(
     rows, vocabulary = logits.shape
     assert logits.is_contiguous(), "a row's logits lie side by side"
     slopes = [each if each is None else each.contiguous() for each in (by_logprob, by_entropy)]
+    by_entropy_or_any = slopes[0] if slopes[1] is None else slopes[1]
     _gradients[(rows, triton.cdiv(vocabulary, BLOCK))](
-        logits,
-        targets,
-        sums,
-        entropies,
-        slopes[0],
-        slopes[0] if slopes[1] is None else slopes[1],
-        vocabulary,
-        1 / temperature,
-        ENTROPY=by_entropy is not None,
-        BLOCK=BLOCK,
-        num_warps=8,
-    )
+        logits, targets, sums, entropies, slopes[0], by_entropy_or_any, vocabulary, 1 / temperature,
+        ENTROPY=by_entropy is not None, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
     return logits

@@ -1,11 +1,13 @@
-"""Triton kernels of the engine on a GPU. Promise: one token's keys and values land where its table says, attention reads exactly the
-first `length` tokens, and a token is drawn from the distribution whose logprob is reported.
+"""Triton kernels of the engine. Promise: keys and values go where the sequence's table says,
+attention reads exactly the tokens before and at a position, and a token is drawn from the
+distribution whose logprob is reported.
 
-Imported on CUDA devices only. A cache is [pages, key-value heads, page tokens, head dim]; a table lists a sequence's pages in order.
+Imported on CUDA devices only. A cache is [pages, key-value heads, page tokens, head dim]; a table
+lists a sequence's pages in order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# A kernel's arguments are pointers and constants of Triton's own language, which Python's types cannot say.
+# Python's types cannot describe a kernel's arguments: pointers and constants of Triton's language.
 
 from __future__ import annotations
 
@@ -17,32 +19,19 @@ from torch import Tensor
 BLOCK = 2048
 """Logits that one program of the sampler reads."""
 ROWS = 64
-"""Tokens of a prompt that one program of its attention takes."""
+"""Tokens of a prompt that one program of its attention handles."""
 GOLDEN, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-"""SplitMix64, as in engines/noise.py: the same seed and position give the same number on every device."""
+"""SplitMix64, as in engines/noise.py: the same numbers on every device."""
 
 
-# ------------------------------------------------------------------------------------------------ keys and values
+# ---------------------------------------------------------------------- keys and values
 
 
 @triton.jit
 def _write(
-    keys,
-    values,
-    key_stride,
-    value_stride,
-    cached_keys,
-    cached_values,
-    tables,
-    rows,
-    positions,
-    table_stride,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    HEADS_P: tl.constexpr,
-    PAGE: tl.constexpr,
-):
+    keys, values, key_stride, value_stride, cached_keys, cached_values, tables, rows, positions, table_stride,
+    HEADS: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, HEADS_P: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions + token)
     row = tl.load(rows + token)
@@ -59,7 +48,8 @@ def _write(
 def write(
     keys: Tensor, values: Tensor, *, into: tuple[Tensor, Tensor], tables: Tensor, rows: Tensor, positions: Tensor
 ) -> None:
-    """keys, values: (tokens, heads, head dim), whose tokens may be strided; token n is at positions[n] of the sequence tables[rows[n]]."""
+    """keys, values: (tokens, heads, head dim), tokens may be strided; token n is at positions[n] of
+    the sequence tables[rows[n]]."""
     tokens, heads, dim = keys.shape
     assert keys.stride()[1:] == values.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     strides = (keys.stride(0), values.stride(0))
@@ -69,28 +59,15 @@ def write(
     )
 
 
-# ------------------------------------------------------------------------------------------------ attention of one token each
+# ---------------------------------------------------------------------- attention of one token each
 
 
 @triton.jit
 def _decode(
-    out,
-    query,
-    query_stride,
-    cached_keys,
-    cached_values,
-    tables,
-    positions,
-    scale,
-    table_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    GROUP_P: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    PAGE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    out, query, query_stride, cached_keys, cached_values, tables, positions, scale, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, GROUP_P: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr,
+    PAGE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     sequence, head = tl.program_id(0), tl.program_id(1)
     length = tl.load(positions + sequence) + 1
     member = tl.arange(0, GROUP_P)[:, None]
@@ -123,8 +100,8 @@ def _decode(
 
 
 def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, positions: Tensor, scale: float) -> Tensor:
-    """query: (sequences, query heads, head dim); sequence n sees its first positions[n] + 1 tokens. Query heads that share keys are the
-    rows of one product, padded to the 16 that a tensor core takes."""
+    """query: (sequences, query heads, head dim); sequence n sees its first positions[n] + 1 tokens.
+    Query heads that share keys are the rows of one product, padded to a tensor core's 16."""
     keys, _ = cached
     sequences, query_heads, dim = query.shape
     assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"
@@ -146,31 +123,16 @@ def decode(query: Tensor, *, cached: tuple[Tensor, Tensor], tables: Tensor, posi
     return out
 
 
-# ------------------------------------------------------------------------------------------------ attention of prompts
+# ---------------------------------------------------------------------- attention of prompts
 
 
 @triton.jit
 def _prompt(
-    out,
-    query,
-    query_stride,
-    cached_keys,
-    cached_values,
-    tables,
-    positions,
-    block_sequences,
-    block_rows,
-    block_ends,
-    scale,
-    table_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    PAGE: tl.constexpr,
-    ROWS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    out, query, query_stride, cached_keys, cached_values, tables, positions, block_sequences, block_rows,
+    block_ends, scale, table_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, PAGE: tl.constexpr,
+    ROWS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     block, head = tl.program_id(0), tl.program_id(1)
     sequence = tl.load(block_sequences + block)
     if sequence >= 0:
@@ -213,16 +175,16 @@ def prompt(
     blocks: tuple[Tensor, Tensor, Tensor],
     scale: float,
 ) -> Tensor:
-    """query: (tokens, query heads, head dim), each token seeing its sequence up to its own position.
+    """query: (tokens, query heads, head dim); a token sees its sequence up to its own position.
 
-    blocks: of up to ROWS neighbouring tokens of one sequence each: whose it is (-1: nobody's), its first token, and the first token
-    after the sequence's. Everything is of a size that the host knows, so that a graph can be captured.
+    blocks: up to ROWS neighbouring tokens of one sequence each: its sequence (-1: none), its first
+    token, and the end of the sequence. The host knows all sizes, for graphs.
     """
     keys, _ = cached
     tokens, query_heads, dim = query.shape
     assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"
     heads, page = keys.shape[1], keys.shape[2]
-    # zeros: tokens that only fill up the batch are in no block
+    # zeros: tokens that pad the batch are in no block
     out = torch.zeros((tokens, query_heads, dim), dtype=query.dtype, device=query.device)
     sizes = {
         "HEADS": heads,
@@ -239,7 +201,7 @@ def prompt(
     return out
 
 
-# ------------------------------------------------------------------------------------------------ the rest of a layer
+# ---------------------------------------------------------------------- the rest of a layer
 
 
 @triton.jit
@@ -249,7 +211,7 @@ def _rms_norm(out, summed, x, added, weight, eps, size, ADDS: tl.constexpr, BLOC
     inside = at < size
     value = tl.load(x + row * size + at, mask=inside, other=0.0)
     if ADDS:
-        value = value + tl.load(added + row * size + at, mask=inside, other=0.0)  # rounded, as the residual stream is
+        value = value + tl.load(added + row * size + at, mask=inside, other=0.0)  # rounded like the residual
         tl.store(summed + row * size + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
@@ -262,7 +224,7 @@ def rms_norm(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, added: Tensor, weight: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
-    """x + added, and that normed."""
+    """x + added, and its norm."""
     return _normed(x, added, weight, eps=eps)
 
 
@@ -286,7 +248,7 @@ def _silu_times(out, gate, up, stride, size, BLOCK: tl.constexpr):
 
 
 def silu_times(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, (tokens, size) each, whose tokens may lie apart, as the halves of one product do."""
+    """silu(gate) * up, (tokens, size) each, whose tokens may be strided."""
     tokens, size = gate.shape
     assert gate.stride() == up.stride(), "gate and up lie alike"
     out = torch.empty((tokens, size), dtype=gate.dtype, device=gate.device)
@@ -296,18 +258,9 @@ def silu_times(gate: Tensor, up: Tensor) -> Tensor:
 
 @triton.jit
 def _rotate(
-    out,
-    x,
-    cos,
-    sin,
-    out_stride,
-    stride,
-    BACK: tl.constexpr,
-    HEADS: tl.constexpr,
-    HEADS_P: tl.constexpr,
-    HALF: tl.constexpr,
-    HALF_P: tl.constexpr,
-):
+    out, x, cos, sin, out_stride, stride,
+    BACK: tl.constexpr, HEADS: tl.constexpr, HEADS_P: tl.constexpr, HALF: tl.constexpr, HALF_P: tl.constexpr,
+):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, HEADS_P)[:, None]
     dim = tl.arange(0, HALF_P)[None, :]
@@ -327,8 +280,8 @@ def _rotate(
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False, out: Tensor | None = None) -> Tensor:
-    """The rotary embedding of (tokens, heads, head_dim), whose tokens may be strided, as those of `out` may be; cos, sin: (tokens,
-    head_dim). `back`: by the opposite angle."""
+    """The rotary embedding of (tokens, heads, head_dim); tokens of `x` and `out` may be strided.
+    cos, sin: (tokens, head_dim). `back`: by the opposite angle."""
     tokens, heads, dim = x.shape
     if out is None:
         out = torch.empty((tokens, heads, dim), dtype=x.dtype, device=x.device)
@@ -342,7 +295,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False, out: Tens
     return out
 
 
-# ------------------------------------------------------------------------------------------------ drawing
+# ---------------------------------------------------------------------- drawing
 
 
 @triton.jit
@@ -366,21 +319,9 @@ def _mix(z, first, second):
 
 @triton.jit
 def _choose(
-    tokens,
-    logprobs,
-    logits,
-    temperatures,
-    highest,
-    sums,
-    origins,
-    positions,
-    constants,
-    vocabulary,
-    stride,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    BLOCKS_P: tl.constexpr,
-):
+    tokens, logprobs, logits, temperatures, highest, sums, origins, positions, constants, vocabulary, stride,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_P: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0)
     blocks = tl.arange(0, BLOCKS_P)
     exists = blocks < BLOCKS
@@ -398,7 +339,7 @@ def _choose(
     aim = noise.to(tl.float64) * (1.0 / 9007199254740992.0) * total
     temperature = tl.load(temperatures + row)
     greedy = temperature <= 0
-    # the first block whose cumulated mass passes the aim; greedy: the first that holds the highest logit
+    # the first block whose cumulated mass passes the aim; greedy: the first with the highest logit
     upto = tl.cumsum(mass, 0)
     passed = tl.sum(((upto <= aim) & exists).to(tl.int32), 0)
     drawn = tl.minimum(passed, BLOCKS - 1)
@@ -412,7 +353,7 @@ def _choose(
     p = tl.exp(x - top).to(tl.float64)
     inside = before + tl.cumsum(p, 0)
     hit = tl.sum(((inside <= aim) & (at < vocabulary)).to(tl.int32), 0)
-    # rounding may leave the aim past the last of them: then it is the last that can be drawn at all
+    # rounding may leave the aim past the last: then it is the last with any probability
     last = tl.max(tl.where(p > 0, inner, 0), 0)
     place = tl.where(greedy, tl.min(tl.where(x == top, inner, BLOCK), 0), tl.minimum(hit, last))
     chosen = tl.sum(tl.where(inner == place, x, 0.0), 0)
@@ -425,10 +366,10 @@ def _choose(
 def draw(
     logits: Tensor, *, temperatures: Tensor, origins: Tensor, positions: Tensor, constants: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """A token and its logprob for each row of `logits`, by inverse transform sampling: the logits are read once, and of one block twice.
+    """A token and its logprob for each row of `logits`, by inverse transform sampling.
 
-    positions[n]: that of the token the logits come from; the one that is drawn gets the noise of the next. Temperature 0 is greedy, its
-    logprob that of temperature 1. A row with NaN yields a NaN logprob.
+    positions[n] is that of the token the logits come from; the noise is that of the next.
+    Temperature 0 is greedy, with the logprob of temperature 1. A row with NaN yields a NaN logprob.
     """
     rows, vocabulary = logits.shape
     blocks = triton.cdiv(vocabulary, BLOCK)

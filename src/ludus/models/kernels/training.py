@@ -1,11 +1,10 @@
-"""Triton kernels of a layer that is trained on a GPU. Promise: sums in float32, results rounded once; what a backward pass needs again is
-computed again from what it reads anyway.
+"""Triton kernels of training layers. Promise: sums are float32 and results are rounded once; a
+backward pass recomputes what it needs from what it reads anyway.
 
-Imported on CUDA devices only; the forward passes are the engine's own (models/kernels/inference.py).
+Imported on CUDA devices only; the forward passes are in inference.py.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# A kernel's arguments are pointers and constants of Triton's own language, which Python's types cannot say.
 
 from __future__ import annotations
 
@@ -15,26 +14,15 @@ import triton.language as tl
 from torch import Tensor
 
 PROGRAMS = 1024
-"""That share the rows of a norm: some for every multiprocessor, each with a sum of its own for the weight's gradient."""
+"""Programs that share the rows of a norm, each with its own sum for the weight's gradient."""
 BLOCK = 1024
 
 
 @triton.jit
 def _rms_norm_backward(
-    of_x,
-    of_weight,
-    by_normed,
-    by_summed,
-    x,
-    weight,
-    eps,
-    rows,
-    each,
-    size,
-    ADDS: tl.constexpr,
-    WEIGHS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    of_x, of_weight, by_normed, by_summed, x, weight, eps, rows, each, size,
+    ADDS: tl.constexpr, WEIGHS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0)
     at = tl.arange(0, BLOCK)
     inside = at < size
@@ -62,7 +50,7 @@ def _rms_norm_backward(
 def rms_norm_backward(
     by_normed: Tensor, x: Tensor, weight: Tensor, *, eps: float, by_summed: Tensor | None = None, weighs: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Gradients of x and of the weight, where `weighs`. `by_summed`: what else flows back into x."""
+    """Gradients of x and, if `weighs`, of the weight. `by_summed` is added to that of x."""
     size = x.shape[-1]
     rows = x.numel() // size
     each = triton.cdiv(rows, PROGRAMS)
@@ -70,22 +58,11 @@ def rms_norm_backward(
     of_x = torch.empty_like(x)
     sums = torch.empty((programs, size) if weighs else (1,), dtype=torch.float32, device=x.device)
     block = triton.next_power_of_2(size)
+    added = x if by_summed is None else by_summed.contiguous()
     _rms_norm_backward[(programs,)](
-        of_x,
-        sums,
-        by_normed.contiguous(),
-        x if by_summed is None else by_summed.contiguous(),
-        x,
-        weight,
-        eps,
-        rows,
-        each,
-        size,
-        ADDS=by_summed is not None,
-        WEIGHS=weighs,
-        BLOCK=block,
-        num_warps=4 if block <= 1024 else 8,
-    )
+        of_x, sums, by_normed.contiguous(), added, x, weight, eps, rows, each, size,
+        ADDS=by_summed is not None, WEIGHS=weighs, BLOCK=block, num_warps=4 if block <= 1024 else 8,
+    )  # fmt: skip
     return of_x, sums.sum(0).to(weight.dtype) if weighs else None
 
 
@@ -104,7 +81,7 @@ def _silu_times_backward(of_gate, of_up, by_out, gate, up, stride, size, BLOCK: 
 
 
 def silu_times_backward(by_out: Tensor, gate: Tensor, up: Tensor, *, into: tuple[Tensor, Tensor]) -> None:
-    """The gradients of gate and up, which lie as they do."""
+    """Writes the gradients of gate and up, in their layout."""
     tokens, size = gate.shape
     assert all(each.stride() == gate.stride() for each in (up, *into)), "gradients lie as gate and up do"
     _silu_times_backward[(tokens, triton.cdiv(size, BLOCK))](

@@ -1,13 +1,12 @@
-"""Triton kernels of attention over a trie of tokens, forward and backward. Promise: key k is read by the queries q with k <= q < ends[k],
-and by no other; tiles of ROWS queries and COLUMNS keys that are in no list are never touched. Those that are seen wholly come first in a
-list, and are spared the comparison: a loop over each kind.
+"""Triton kernels of attention over a trie of tokens, forward and backward. Promise: key k is read
+by the queries q with k <= q < ends[k], and by no other; tiles of ROWS queries and COLUMNS keys that
+are in no list are never touched. Tiles that are seen wholly come first in a list and need no mask.
 
-Imported on CUDA devices only. Everything is (tokens, heads, head dim), query heads in groups that share keys and values. Sums of
-exponentials are kept as logarithms to the base 2, by head and token.
+Imported on CUDA devices only. Tensors are (tokens, heads, head dim), with groups of query heads
+that share keys and values. Sums of exponentials are base 2 logarithms, by head and token.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# A kernel's arguments are pointers and constants of Triton's own language, which Python's types cannot say.
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ def _seen(row, column, ends, tokens):
 def _slopes(
     q, k, v, slope, total, delta, row, column, ends, tokens, scale, WHOLE: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Of a tile: the weights it had, and the gradient of its scores."""
+    """The attention weights of a tile, and the gradient of its scores."""
     weights = tl.exp2(tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale - total[:, None])
     if not WHOLE:
         weights = tl.where(_seen(row, column, ends, tokens), weights, 0.0)
@@ -60,12 +59,12 @@ def _slopes(
 def _attended(
     highest, total, summed, q, k, v, row, column, ends, tokens, scale, WHOLE: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """What a row has found so far, and what it finds in one more tile."""
+    """Adds one tile to the running softmax of each row."""
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
     if not WHOLE:
         scores = tl.where(_seen(row, column, ends, tokens), scores, -float("inf"))
     higher = tl.maximum(highest, tl.max(scores, 1))
-    base = higher if WHOLE else tl.where(higher == -float("inf"), 0.0, higher)  # a row that has seen nothing yet
+    base = higher if WHOLE else tl.where(higher == -float("inf"), 0.0, higher)  # no key seen yet
     shrink = tl.exp2(highest - base)
     weights = tl.exp2(scores - base[:, None])
     summed = summed * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
@@ -74,28 +73,11 @@ def _attended(
 
 @triton.jit
 def _forward(
-    out,
-    sums,
-    query,
-    key,
-    value,
-    ends,
-    counts,
-    lists,
-    tokens,
-    longest,
-    scale,
-    query_stride,
-    key_stride,
+    out, sums, query, key, value, ends, counts, lists, tokens, longest, scale, query_stride, key_stride,
     value_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     block, head = tl.program_id(0), tl.program_id(1)
     row, dim = block * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM_P)
     q = _block(query, row, query_stride, head, dim, tokens, DIM)
@@ -117,31 +99,11 @@ def _forward(
 
 @triton.jit
 def _of_queries(
-    of_query,
-    deltas,
-    by_out,
-    out,
-    sums,
-    query,
-    key,
-    value,
-    ends,
-    counts,
-    lists,
-    tokens,
-    longest,
-    scale,
-    query_stride,
-    key_stride,
-    value_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    of_query, deltas, by_out, out, sums, query, key, value, ends, counts, lists, tokens, longest, scale,
+    query_stride, key_stride, value_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     block, head = tl.program_id(0), tl.program_id(1)
     row, dim = block * ROWS + tl.arange(0, ROWS), tl.arange(0, DIM_P)
     q = _block(query, row, query_stride, head, dim, tokens, DIM)
@@ -165,33 +127,13 @@ def _of_queries(
 
 @triton.jit
 def _of_keys(
-    of_key,
-    of_value,
-    deltas,
-    by_out,
-    sums,
-    query,
-    key,
-    value,
-    ends,
-    counts,
-    lists,
-    tokens,
-    longest,
-    scale,
-    query_stride,
-    key_stride,
-    value_stride,
-    HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    DIM: tl.constexpr,
-    DIM_P: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
-    """From one query head. Heads that read the same keys have programs of their own: those of a common beginning have by far the most to
-    do, and are few."""
+    of_key, of_value, deltas, by_out, sums, query, key, value, ends, counts, lists, tokens, longest, scale,
+    query_stride, key_stride, value_stride,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_P: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """From one query head. Heads that share keys have separate programs: the keys of a common
+    prefix are few and take the most work."""
     block, head = tl.program_id(0), tl.program_id(1)
     column, dim = block * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, DIM_P)
     k = _block(key, column, key_stride, head // GROUP, dim, tokens, DIM)
@@ -216,7 +158,7 @@ def _of_keys(
 
 
 def forward(query: Tensor, key: Tensor, value: Tensor, tree: Tree, *, scale: float) -> tuple[Tensor, Tensor]:
-    """What each token has found, and the logarithm of its sum of exponentials. Heads of a token lie side by side."""
+    """The output, and the logarithm of each token's sum of exponentials."""
     tokens, heads, dim = query.shape
     out = torch.empty((tokens, heads, dim), dtype=query.dtype, device=query.device)
     sums = torch.empty((heads, tokens), dtype=torch.float32, device=query.device)
@@ -261,7 +203,7 @@ def backward(
 def _common(
     query: Tensor, key: Tensor, value: Tensor, ends: Tensor, counts: Tensor, lists: Tensor, *, scale: float
 ) -> list[Any]:
-    """What every kernel is told, from `query` on."""
+    """The arguments of every kernel from `query` on."""
     for each in (query, key, value):
         assert each.stride()[1:] == (each.shape[2], 1), "heads of a token lie side by side"
     strides = [each.stride(0) for each in (query, key, value)]
@@ -286,7 +228,7 @@ def _sizes(query: Tensor, key: Tensor) -> dict[str, Any]:
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Of one program, in bytes: 228 KB on a data centre's GPU, 99 KB on others."""
+    """Bytes per program: 228 KB on data centre GPUs, 99 KB on others."""
     if device.type != "cuda":
         return 0
     properties: Any = torch.cuda.get_device_properties(device)

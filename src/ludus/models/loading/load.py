@@ -1,4 +1,4 @@
-"""Any Hugging Face causal language model by folder, by pulled name, or by hub name. Promise: a wrong name is told what would be right."""
+"""Loads a causal language model by folder, pulled name or hub name, and suggests near names."""
 
 from __future__ import annotations
 
@@ -8,12 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError, describe, nearest
 from ludus.models.loading.known import KNOWN, is_model, models_folder, pulled_models
@@ -23,13 +18,9 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(
-    name: str | Path,
-    *,
-    device: str | torch.device = "auto",
-    dtype: str | torch.dtype = "auto",
-    attention: str = "sdpa",
+    name: str | Path, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto", attention: str = "sdpa"
 ) -> PreTrainedModel:
-    """The model in evaluation mode. `attention` is the name of an attention function that Transformers knows."""
+    """The model in evaluation mode. `attention` names an attention function of Transformers."""
     source = locate(name)
     place = resolve_device(device)
     with without_bars(), _naming(name):
@@ -37,16 +28,11 @@ def load_model(
             source, dtype=resolve_dtype(dtype, device=place), attn_implementation=attention
         )
     model.to(place)  # type: ignore[arg-type]
-    _align(model)
+    for weight in model.parameters():
+        if weight.data_ptr() % 64:  # unaligned: products take half as long again
+            weight.data = weight.data.clone()
     model.eval()
     return model
-
-
-def _align(model: PreTrainedModel) -> None:
-    """Weights read from a file lie where the file's header left them, and matrix products on those take half as long again."""
-    for weight in model.parameters():
-        if weight.data_ptr() % 64:
-            weight.data = weight.data.clone()
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
@@ -56,18 +42,18 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 
 
 def locate(name: str | Path) -> str:
-    """What Transformers should load: a folder (also a run's export, a pulled model), or a hub name of the form owner/name."""
+    """What Transformers should load: a folder (of a model or a run), or a hub name (owner/name)."""
     text, folder = str(name), Path(name)
     for candidate in (folder, folder / "export", models_folder() / text):
         if is_model(candidate):
             return str(candidate)
     if folder.is_dir():
         raise ConfigError(
-            f"model folder {text!r} holds no config.json, neither itself nor in export/; expected a model in Hugging Face format. "
-            "A run writes its export/ at the end, or after Ctrl-C."
+            f"model folder {text!r} holds no config.json, neither itself nor in export/; expected a model in Hugging "
+            "Face format. A run writes its export/ at the end, or after Ctrl-C."
         )
     if text in KNOWN:
-        raise ConfigError(f"model {text!r} is known but not here yet; get it with `ludus models pull {text}`")
+        raise ConfigError(f"model {text!r} has not been pulled yet; get it with `ludus models pull {text}`")
     if text == "tiny":
         raise ConfigError(
             "model 'tiny' is made from scratch by a run and not stored under that name; give the folder of one"
@@ -77,27 +63,27 @@ def locate(name: str | Path) -> str:
     names = sorted({*KNOWN, *pulled_models()})
     raise ConfigError(
         f"model {text!r} is no folder, no pulled model and no hub name (owner/name).{nearest(text, names)} "
-        f"Known names: {', '.join(names)}; `ludus models list` says more."
+        f"Known names: {', '.join(names)}; `ludus models list` shows details."
     )
 
 
 @contextmanager
 def _naming(name: str | Path) -> Iterator[None]:
-    """Whatever a loader raises for a bad name or broken files becomes one ConfigError."""
+    """Turns whatever a loader raises for a bad name or broken files into a ConfigError."""
     try:
         yield
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        what = "could not be loaded" if Path(name).exists() else "is no folder here, and could not be had from the hub"
+        what = "could not be loaded" if Path(name).exists() else "is no folder, and could not be fetched from the hub"
         raise ConfigError(
             f"model {str(name)!r} {what}: {describe(error)}\nExpected a causal language model in Hugging Face format; "
-            "`ludus models list` shows what is here, `ludus models pull NAME` gets a known one."
+            "`ludus models list` shows the models here, `ludus models pull NAME` gets a known one."
         ) from error
 
 
 def resolve_device(device: str | torch.device, *, key: str = "model.device") -> torch.device:
-    """auto is the first GPU where there is one, else the CPU. `key` is who asked, for the message."""
+    """auto is the first GPU, else the CPU. `key` is the option, for the message."""
     if isinstance(device, torch.device):
         return device
     if device == "auto":
@@ -111,12 +97,12 @@ def resolve_device(device: str | torch.device, *, key: str = "model.device") -> 
 
 
 def device_name(device: torch.device) -> str:
-    """What its maker calls it: "NVIDIA H200"; a CPU is "cpu"."""
+    """The vendor's name, e.g. "NVIDIA H200"; "cpu" for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def resolve_dtype(dtype: str | torch.dtype, *, device: torch.device) -> torch.dtype:
-    """auto is float32 on a CPU, where bfloat16 is slow and coarse, and on a GPU that has no bfloat16; bfloat16 on any other."""
+    """auto is bfloat16 on a GPU that has it, else float32: on a CPU bfloat16 is slow and coarse."""
     if isinstance(dtype, torch.dtype):
         return dtype
     if dtype == "auto":
@@ -125,12 +111,12 @@ def resolve_dtype(dtype: str | torch.dtype, *, device: torch.device) -> torch.dt
         raise ConfigError(f"model.dtype is {dtype!r}; known: auto, {', '.join(DTYPES)}")
     if DTYPES[dtype] == torch.bfloat16 and not has_bfloat16(device):
         raise ConfigError(
-            f"model.dtype is 'bfloat16', but {device} ({device_name(device)}) does not compute in it: GPUs do from compute capability 8 "
-            "on (Ampere). Set model.dtype to 'float32' or 'auto', or choose another device"
+            f"model.dtype is 'bfloat16', but {device} ({device_name(device)}) does not support it: that needs compute "
+            "capability 8 (Ampere). Set model.dtype to 'float32' or 'auto', or choose another device"
         )
     return DTYPES[dtype]
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """torch would say yes to older GPUs too, and emulate it slowly."""
+    """torch's own check includes older GPUs, which emulate it slowly."""
     return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)

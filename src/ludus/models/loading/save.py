@@ -1,4 +1,4 @@
-"""Export in Hugging Face format. Promise: the folder holds a whole model or is not there; what was there before survives a failed write."""
+"""Exports a model in Hugging Face format. Promise: the folder is complete or as it was before."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def save_model(
     tokenizer: PreTrainedTokenizerBase,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Writes weights (safetensors), configuration and tokenizer, so that AutoModelForCausalLM and other tools can load them. `tensors`
-    take the place of the model's own."""
+    """Writes weights (safetensors), configuration and tokenizer. `tensors` replace the model's."""
     with written_whole(Path(folder)) as aside, without_bars():
         model.save_pretrained(aside, safe_serialization=True, state_dict=dict(tensors) if tensors is not None else None)
         tokenizer.save_pretrained(aside)
@@ -33,7 +32,7 @@ def save_model(
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """The progress a person follows is the run's; Transformers' own bars stay away."""
+    """Hides Transformers' progress bars: a run shows its own progress."""
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -45,7 +44,7 @@ def without_bars() -> Iterator[None]:
 
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which takes the place of `folder` when the block ends well and vanishes when it does not."""
+    """A folder to write into, which replaces `folder` if the block succeeds, else is removed."""
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)
@@ -65,7 +64,7 @@ def _replace(folder: Path, aside: Path) -> None:
     if not folder.exists():
         aside.rename(folder)
         return
-    before = folder.with_name(f".{folder.name}.{os.getpid()}.before")  # a folder cannot be renamed onto a full one
+    before = folder.with_name(f".{folder.name}.{os.getpid()}.before")  # a folder cannot replace a non-empty one
     folder.rename(before)
     aside.rename(folder)
     shutil.rmtree(before)

@@ -1,7 +1,8 @@
-"""A model of two million parameters, from scratch: for tests, and for learning on a CPU in minutes.
+"""A new model of two million parameters, for tests and for training on a CPU in minutes.
 
-Promise: the same corpus and seed give the same files, byte for byte, in any process. The architecture is Llama, the tokenizer is byte-level
-BPE trained on the spot, so any text can be written in it; the special tokens come from the chat template alone, never from the corpus.
+Promise: the same corpus and seed give the same files, byte for byte, in any process. The
+architecture is Llama, the tokenizer byte-level BPE trained on the corpus, which can encode any
+text; special tokens come from the chat template alone, never from the corpus.
 """
 
 from __future__ import annotations
@@ -23,10 +24,13 @@ END, PAD = "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (END, PAD, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<tool_call>", "</tool_call>")
 DIGIT_PAIRS = tuple(f"{number:02d}" for number in range(100))
 
-# What a tiny model has to do is choose and copy, so each choice should be one token, and a thing the same token wherever it stands.
-# - The fixed parts of a call (`{"name": "put", "arguments": {"key": "`) are one piece each: choosing a tool is one token, not ten.
-# - Numbers are read in pairs of digits from the right, so that 0 to 99 are single tokens: a number is copied in one step.
-# - Single letters and numbers leave the space before them to the word or sign in front: `c` in a prompt is the `c` in a call.
+# A tiny model chooses and copies: a choice should be one token, and a thing the same token
+# everywhere.
+# - Fixed parts of a call (`{"name": "put", "arguments": {"key": "`) are one piece: choosing a tool is
+#   one token, not ten.
+# - Numbers are split into pairs of digits from the right: 0 to 99 are single tokens.
+# - A space before a single letter or number belongs to the word or sign before it: `c` in a prompt is
+#   the `c` in a call.
 PIECES = Regex(
     r"\{\"name\": \"[A-Za-z_]+\", \"arguments\": \{(?:\"[A-Za-z_]+\": \"?)?"
     r"|\"?, \"[A-Za-z_]+\": \"?"
@@ -49,7 +53,7 @@ def make_tiny(
     hidden: int = 192,
     context: int = 2048,
 ) -> Path:
-    """Writes a freshly initialised model and a tokenizer trained on `corpus` (prompts, observations and calls, as text)."""
+    """Writes a newly initialised model, and a tokenizer trained on the texts of `corpus`."""
     tokenizer = make_tiny_tokenizer(corpus, vocab_size=vocab_size, context=context)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -57,10 +61,10 @@ def make_tiny(
         intermediate_size=hidden * 8 // 3,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
-        num_key_value_heads=max(1, hidden // 96),  # a cache a third the size: decoding is bound by reading it
+        num_key_value_heads=max(1, hidden // 96),  # a third of the cache, whose reads bound decoding
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # near 1 / sqrt(hidden): the usual 0.02 starts so flat that a tenth of a short training is lost on it
+        initializer_range=0.06,  # near 1 / sqrt(hidden): the usual 0.02 costs a tenth of a short training
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -97,10 +101,10 @@ def _trained(corpus: Iterable[str], *, vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     learned.train_from_iterator(_training_texts(corpus), trainer=trainer)
-    words = learned.get_vocab()
-    entries = [*SPECIAL_TOKENS, *sorted(words, key=words.__getitem__), *DIGIT_PAIRS]
-    merges = [(pair[0], pair[1]) for pair in DIGIT_PAIRS] + _merges(learned)
-    backend = _pipeline(models.BPE(vocab={text: id for id, text in enumerate(entries)}, merges=merges))
+    vocabulary = learned.get_vocab()
+    entries = [*SPECIAL_TOKENS, *sorted(vocabulary, key=vocabulary.__getitem__), *DIGIT_PAIRS]
+    merges = [(left, right) for left, right in (*DIGIT_PAIRS, *json.loads(learned.to_str())["model"]["merges"])]
+    backend = _pipeline(models.BPE(vocab={text: index for index, text in enumerate(entries)}, merges=merges))
     backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
     return backend
 
@@ -118,11 +122,7 @@ def _pipeline(model: models.BPE) -> Tokenizer:
 
 
 def _training_texts(corpus: Iterable[str]) -> Iterator[str]:
-    """Without special tokens, and with every number 0: both have their tokens already."""
+    """Without special tokens, and with 0 for every number: both already have tokens."""
     special = re.compile("|".join(map(re.escape, SPECIAL_TOKENS)))
     for text in corpus:
         yield from special.split(re.sub("[0-9]+", "0", text))
-
-
-def _merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    return [(left, right) for left, right in json.loads(tokenizer.to_str())["model"]["merges"]]

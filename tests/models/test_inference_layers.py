@@ -1,4 +1,4 @@
-"""Fused layers on a CPU against Transformers' own; tests/engines/test_cuda.py has the kernels of a GPU."""
+"""Inference layers on a CPU against Transformers' own; tests/engines/test_cuda.py has the kernels of a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from transformers import GraniteConfig, GraniteForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from ludus.models.attention.cached import NAME
-from ludus.models.layers.inference import fuse
+from ludus.models.layers.inference import use_inference_layers
 from ludus.models.serving import _replay, serve
 
 SIZES = {
@@ -40,10 +40,10 @@ def plain_logits(model):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_fused_layers_give_the_models_own_logits(family):
+def test_inference_layers_give_the_models_own_logits(family):
     model = make(family)
     expected = plain_logits(model)
-    assert serve(model, max_tokens=64), "the layers are fused"
+    assert serve(model, max_tokens=64), "it has inference layers"
     with torch.inference_mode():
         assert torch.allclose(_replay(model, IDS), expected, atol=1e-4)
 
@@ -60,13 +60,13 @@ def test_weights_copied_in_place_reach_the_joined_projections():
         assert torch.allclose(_replay(model, IDS), expected, atol=1e-3)
 
 
-def test_a_copy_is_fused_anew_and_has_weights_of_its_own():
+def test_a_copys_projections_are_merged_again_and_it_has_weights_of_its_own():
     model = make("llama")
     serve(model, max_tokens=64)
     with torch.inference_mode():
         before = _replay(model, IDS)
         spare = copy.deepcopy(model)
-        assert fuse(spare)
+        assert use_inference_layers(spare)
         for weight in spare.parameters():
             weight.mul_(1.5)
         assert torch.equal(_replay(model, IDS), before)

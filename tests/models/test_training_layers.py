@@ -1,4 +1,4 @@
-"""Lean layers against Transformers' own: logprobs and gradients, with beginnings that sequences share."""
+"""Training layers against Transformers' own: logprobs and gradients, with shared prefixes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from transformers import (
 )
 
 from ludus.models.attention.packed import use_packed_attention
-from ludus.models.layers.inference import unswap
-from ludus.models.layers.training import is_lean
+from ludus.models.layers.inference import restore_layers
+from ludus.models.layers.training import has_training_layers
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.pack import make_microbatch
 from ludus.types import Sequence
@@ -74,18 +74,18 @@ def logprobs_and_gradients(model):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_lean_layers_give_the_models_own_logprobs_and_gradients(family):
+def test_training_layers_give_the_models_own_logprobs_and_gradients(family):
     torch.manual_seed(0)
-    lean_model = FAMILIES[family]().eval()
-    own = copy.deepcopy(lean_model)
-    for weight in (p for n, p in lean_model.named_parameters() if "norm" in n):
+    fast = FAMILIES[family]().eval()
+    own = copy.deepcopy(fast)
+    for weight in (p for n, p in fast.named_parameters() if "norm" in n):
         weight.data.uniform_(0.5, 1.5)  # ones would hide a weight that is left out
-    own.load_state_dict(lean_model.state_dict())
+    own.load_state_dict(fast.state_dict())
     use_packed_attention(own)
-    prepare(lean_model)
-    assert is_lean(lean_model)
-    assert not is_lean(own)
-    (got, gradients), (expected, expected_gradients) = logprobs_and_gradients(lean_model), logprobs_and_gradients(own)
+    prepare(fast)
+    assert has_training_layers(fast)
+    assert not has_training_layers(own)
+    (got, gradients), (expected, expected_gradients) = logprobs_and_gradients(fast), logprobs_and_gradients(own)
     assert torch.allclose(got, expected, atol=1e-5)
     for name, expected_gradient in expected_gradients.items():
         scale = float(expected_gradient.abs().max())
@@ -96,10 +96,10 @@ def test_a_model_that_does_more_in_its_layers_is_trained_as_it_is():
     torch.manual_seed(0)
     model = GraniteForCausalLM(GraniteConfig(**SIZES, residual_multiplier=0.3)).eval()
     prepare(model)
-    assert not is_lean(model)
+    assert not has_training_layers(model)
 
 
-def test_checkpointed_layers_stay_lean_and_give_the_same_gradients():
+def test_checkpointed_layers_stay_training_layers_and_give_the_same_gradients():
     torch.manual_seed(0)
     model = FAMILIES["llama"]().eval()
     prepare(model)
@@ -116,6 +116,6 @@ def test_a_model_can_be_made_its_own_again():
     torch.manual_seed(0)
     model = FAMILIES["llama"]().eval()
     prepare(model)
-    unswap(model)
-    assert not is_lean(model)
+    restore_layers(model)
+    assert not has_training_layers(model)
     assert type(model.base_model.layers[0].input_layernorm).__name__ == "LlamaRMSNorm"

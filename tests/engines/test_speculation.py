@@ -1,4 +1,4 @@
-"""Drafts: what they guess, and that whatever they guess changes nothing but the number of passes."""
+"""What a speculator drafts, and that no draft changes anything but the number of passes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.engines.speculation import LONGEST, MOST, SURE, Drafts
+from ludus.engines.speculation import LONGEST, MOST, SURE, Speculator
 from ludus.errors import EngineFailed
 from ludus.types import Completion
 from ludus.weights.memory import MemoryChannel
@@ -20,55 +20,55 @@ from tests.engines.examples import embedded, gap, small_llama, tokens, words
 OPEN, NAME, CLOSE, END = 1, 2, 3, 4
 
 
-def taught(*texts: list[int], times: int = MOST) -> Drafts:
+def taught(*texts: list[int], times: int = MOST) -> Speculator:
     """After the first two tokens of each text, which are its prompt."""
-    drafts = Drafts()
+    speculator = Speculator()
     for _ in range(times):
         for text in texts:
-            drafts.learn(text, start=2)
-    return drafts
+            speculator.learn(text, start=2)
+    return speculator
 
 
 def test_the_form_of_a_call_is_drafted_up_to_what_differs_and_from_there_to_the_end():
-    drafts = taught(*[[8, 9, OPEN, NAME, argument, CLOSE, END] for argument in range(20, 40)])
-    assert drafts.after([7, 8, 9], most=LONGEST, stop_ids=(END,)) == (OPEN, NAME)
-    assert drafts.after([9, OPEN, NAME, 30], most=LONGEST, stop_ids=(END,)) == (CLOSE,), (
+    speculator = taught(*[[8, 9, OPEN, NAME, argument, CLOSE, END] for argument in range(20, 40)])
+    assert speculator.draft([7, 8, 9], most=LONGEST, stop_ids=(END,)) == (OPEN, NAME)
+    assert speculator.draft([9, OPEN, NAME, 30], most=LONGEST, stop_ids=(END,)) == (CLOSE,), (
         "nobody needs what follows the end"
     )
-    assert drafts.after([9, OPEN, NAME, 30], most=LONGEST, stop_ids=()) == (CLOSE, END)
-    assert drafts.after([7, 8, 9], most=1, stop_ids=()) == (OPEN,)
+    assert speculator.draft([9, OPEN, NAME, 30], most=LONGEST, stop_ids=()) == (CLOSE, END)
+    assert speculator.draft([7, 8, 9], most=1, stop_ids=()) == (OPEN,)
 
 
 def test_nothing_is_drafted_of_what_was_seen_too_seldom_or_comes_in_half_of_the_cases():
-    assert taught([4, 5, 6], times=SURE - 1).after([4, 5], most=LONGEST, stop_ids=()) == ()
-    assert taught([4, 5, 6], times=SURE).after([4, 5], most=LONGEST, stop_ids=()) == (6,)
-    assert taught([4, 5, 6], [4, 5, 7]).after([4, 5], most=LONGEST, stop_ids=()) == ()
-    assert Drafts().after([], most=LONGEST, stop_ids=()) == ()
+    assert taught([4, 5, 6], times=SURE - 1).draft([4, 5], most=LONGEST, stop_ids=()) == ()
+    assert taught([4, 5, 6], times=SURE).draft([4, 5], most=LONGEST, stop_ids=()) == (6,)
+    assert taught([4, 5, 6], [4, 5, 7]).draft([4, 5], most=LONGEST, stop_ids=()) == ()
+    assert Speculator().draft([], most=LONGEST, stop_ids=()) == ()
 
 
 def test_a_longer_past_knows_better_than_a_short_one():
-    drafts = Drafts()
+    speculator = Speculator()
     for _ in range(MOST):
-        drafts.learn([1, 4, 5, 6], start=3)
-        drafts.learn([2, 4, 5, 7], start=3)
-    assert drafts.after([4, 5], most=1, stop_ids=()) == ()
-    assert drafts.after([1, 4, 5], most=1, stop_ids=()) == (6,)
-    assert drafts.after([2, 4, 5], most=1, stop_ids=()) == (7,)
+        speculator.learn([1, 4, 5, 6], start=3)
+        speculator.learn([2, 4, 5, 7], start=3)
+    assert speculator.draft([4, 5], most=1, stop_ids=()) == ()
+    assert speculator.draft([1, 4, 5], most=1, stop_ids=()) == (6,)
+    assert speculator.draft([2, 4, 5], most=1, stop_ids=()) == (7,)
 
 
 def test_what_changed_is_unlearnt():
-    drafts = taught([4, 5, 6])
+    speculator = taught([4, 5, 6])
     for _ in range(MOST):
-        drafts.learn([4, 5, 7], start=2)
-    assert drafts.after([4, 5], most=1, stop_ids=()) == (7,)
+        speculator.learn([4, 5, 7], start=2)
+    assert speculator.draft([4, 5], most=1, stop_ids=()) == (7,)
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=30), max_size=20), st.lists(st.integers(0, 5)), st.integers(0, 9))
 def test_a_draft_is_never_longer_than_asked_and_never_holds_an_end(texts, ids, most):
-    drafts = Drafts()
+    speculator = Speculator()
     for text in texts:
-        drafts.learn(text, start=0)
-    draft = drafts.after(ids, most=most, stop_ids=(0, 1))
+        speculator.learn(text, start=0)
+    draft = speculator.draft(ids, most=most, stop_ids=(0, 1))
     assert len(draft) <= most
     assert not {0, 1} & set(draft)
 
@@ -76,21 +76,21 @@ def test_a_draft_is_never_longer_than_asked_and_never_holds_an_end(texts, ids, m
 # ------------------------------------------------------------------------------------------------ in the engine
 
 
-class Inspired(Drafts):
+class Inspired(Speculator):
     """Knows the truth, and tells it up to a random place; from there on it makes things up."""
 
     def __init__(self, truth: list[list[int]]) -> None:
         super().__init__()
         self.truth, self.rng = truth, random.Random(0)
 
-    def after(self, ids, *, most, stop_ids):
+    def draft(self, ids, *, most, stop_ids):
         (text,) = [text for text in self.truth if text[: len(ids)] == list(ids)][:1] or [list(ids)]
         right = text[len(ids) : len(ids) + self.rng.randint(0, most)]
         draft = [*right, *words(self.rng, 0, 3)][:most]
         return tuple(token for token in draft if token not in stop_ids)
 
 
-def conversations(model, *, drafts) -> tuple[list[list[tuple[list[int], Completion]]], object]:
+def conversations(model, *, speculator) -> tuple[list[list[tuple[list[int], Completion]]], object]:
     """Of twelve sessions the turns, each with its prompt; and what the engine counted."""
 
     async def one(engine, number: int):
@@ -107,7 +107,7 @@ def conversations(model, *, drafts) -> tuple[list[list[tuple[list[int], Completi
 
     async def main():
         async with embedded(model, max_running=5, max_cached=7, prefill_tokens=16, max_tokens=200) as engine:
-            engine._schedule.drafts = drafts
+            engine._schedule.speculator = speculator
             return await asyncio.gather(*(one(engine, number) for number in range(12))), engine.stats()
 
     return asyncio.run(main())
@@ -115,10 +115,10 @@ def conversations(model, *, drafts) -> tuple[list[list[tuple[list[int], Completi
 
 def test_drafts_right_or_wrong_change_no_token_and_no_logprob():
     model = small_llama()
-    plain, counted = conversations(model, drafts=None)
+    plain, counted = conversations(model, speculator=None)
     assert counted.drafted == 0
     truth = [[*ids, *completion.ids] for session in plain for ids, completion in session]
-    drafted, counted = conversations(model, drafts=Inspired(truth))
+    drafted, counted = conversations(model, speculator=Inspired(truth))
     assert 0 < counted.drafts_kept < counted.drafted, "some were right and some were not"
     for (_, expected), (_, got) in zip(chain.from_iterable(plain), chain.from_iterable(drafted), strict=True):
         assert (got.ids, got.stop) == (expected.ids, expected.stop)
@@ -143,8 +143,8 @@ def test_an_engine_learns_to_draft_what_its_model_repeats():
     assert gap(model, [3, 1, 4, 1, 5], done) < 1e-4
 
 
-class Rash(Drafts):
-    def after(self, ids, *, most, stop_ids):
+class Rash(Speculator):
+    def draft(self, ids, *, most, stop_ids):
         return (1,) * most
 
 
@@ -155,12 +155,12 @@ def test_logits_that_are_not_finite_leave_nothing_of_a_draft_behind():
 
     async def main():
         async with embedded(model, max_cached=2, max_running=2) as engine:
-            engine._schedule.drafts = Rash()
+            engine._schedule.speculator = Rash()
             await engine.load(4, source=channel)
             with pytest.raises(EngineFailed, match="version 4"):
                 await engine.generate([1, 2, 3], sampling=tokens(40), session_id="a")
             await engine.load(5, source=channel)
-            engine._schedule.drafts = None
+            engine._schedule.speculator = None
             calls = (engine.generate([7] * n, sampling=tokens(2), session_id=str(n)) for n in (2, 11))
             return await asyncio.gather(*calls)  # the short one reads beyond its end, where the draft was
 
@@ -171,6 +171,6 @@ def test_logits_that_are_not_finite_leave_nothing_of_a_draft_behind():
 def test_a_deterministic_engine_drafts_nothing():
     async def main():
         async with embedded(small_llama(), deterministic=True, max_tokens=100) as engine:
-            return engine._schedule.drafts
+            return engine._schedule.speculator
 
     assert asyncio.run(main()) is None

@@ -260,7 +260,7 @@ def _critic(parts: Parts, *, policy: PreTrainedModel, on_event: OnEvent) -> Crit
     if config.kind == "none":
         return None
     if config.kind == "archer":
-        discount, seed = parts.config.algorithm.discount, parts.config.seed
+        discount, seed = parts.config.algorithm.get("discount"), parts.config.seed
         return Archer(
             config, encoder=parts.load_model(), trainer=trainer, discount=discount, seed=seed, on_event=on_event
         )

@@ -28,8 +28,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from ludus.algorithms.algorithm import Algorithm
-from ludus.algorithms.filters import group_differs
-from ludus.algorithms.shaping import shaped
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import (
@@ -234,8 +232,7 @@ class Loop:
             self._drop_small(draw, group)
             return
         self._failed_in_a_row, self._last_group = 0, group
-        algorithm = self.config.algorithm
-        replaced = algorithm.filter == "dynamic" and not group_differs(shaped(group, config=algorithm))
+        replaced = not self.algorithm.wants(group)
         self.feed.settle(draw, group, replaced=replaced)
         self._replaced_in_a_row = self._replaced_in_a_row + 1 if replaced else 0
         if replaced:
@@ -295,8 +292,8 @@ class Loop:
         )
 
     async def _batch(self, groups: tuple[Group, ...]) -> Batch:
-        """Where the run has a critic, its values are asked for in the trainer's thread, and are those of before the step."""
-        if self.config.critic.kind == "none":
+        """Values of a critic are asked for in the trainer's thread, before the step."""
+        if not self.algorithm.needs_values:
             return self.algorithm.batch(groups)
         return await self._in_trainer(lambda: self.algorithm.batch(groups, values=self.trainer.values))
 

@@ -39,8 +39,8 @@ class Registry(Generic[P]):
         self._pieces: dict[str, P] = {}
         self._outside: dict[str, P] = {}
 
-    def add(self, name: str, piece: P) -> None:
-        self._pieces[name] = piece
+    def add(self, name: str, found: Any) -> None:
+        self._pieces[name] = self._make(name, found)
 
     def names(self) -> list[str]:
         """Built-in names first, then those of installed packages."""

@@ -39,7 +39,7 @@ class Whitened(Section):
     """batch: whiten over the sampled tokens of the batch (REINFORCE++). none: off."""
 
 
-class Discounted(Section):
+class Discounted(Whitened):
     discount: float = Field(default=1.0, gt=0, le=1)
     """Discount gamma per turn."""
 

@@ -12,15 +12,11 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from ludus.algorithms.advantages import Discounted, Whitened
+from ludus.algorithms.advantages import Discounted
 from ludus.algorithms.registry import advantage
 from ludus.types import Group
 
 
-class ArcherOptions(Whitened, Discounted):
-    pass
-
-
 @advantage("archer", per="token", critics=("archer",), trains_critic=True)
-def archer(group: Group, options: ArcherOptions, values: Seq[np.ndarray]) -> Seq[np.ndarray]:
+def archer(group: Group, options: Discounted, values: Seq[np.ndarray]) -> Seq[np.ndarray]:
     return values

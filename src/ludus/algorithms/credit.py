@@ -12,7 +12,6 @@ that was done, or that ended for invalid actions, never does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -20,7 +19,6 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.advantages import Discounted
 from ludus.algorithms.registry import advantage
 from ludus.algorithms.returns import bilevel_gae, gae, token_rewards, turn_rewards
 from ludus.config import Section
@@ -32,19 +30,12 @@ CUT = (Stop.MAX_TURNS, Stop.MAX_TOKENS, Stop.MAX_TURN_TOKENS)
 class CreditOptions(Section):
     normalise: Literal["none", "batch"] = "batch"
     """batch: whiten over the batch's sampled tokens (turn_gae: over its turns). none: off."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Discount gamma: per sampled token with gae, per turn with turn_gae and bilevel_gae."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE lambda. 1 uses full returns, 0 the critic's one-step estimate."""
     bootstrap: bool = False
     """Continue a session that a limit cut with the critic's last value, as if it had not ended."""
-
-
-class TurnOptions(CreditOptions, Discounted):
-    pass
-
-
-class TokenOptions(CreditOptions):
-    discount: float = Field(default=1.0, gt=0, le=1)
-    """Discount gamma per sampled token."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,69 +48,42 @@ class Credit:
     counted: np.ndarray  # bool: the tokens before which the critic is asked
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chain:
-    """What GAE runs over: the sampled tokens of one trajectory."""
-
-    values: np.ndarray
-    rewards: np.ndarray  # of a turn, on its last token
-    turns: np.ndarray  # ordinal of the token's turn, among those that sampled any
-    firsts: np.ndarray  # the first token of each turn
-    knobs: dict[str, float]
-
-    @property
-    def turn_rewards(self) -> np.ndarray:
-        return np.bincount(self.turns, weights=self.rewards)
-
-
-Advantages = Callable[[_Chain], tuple[np.ndarray, np.ndarray]]
-
-
 @advantage("gae", critics=("head", "model"))
-def token_credit(group: Group, options: TokenOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    def advantages(chain: _Chain) -> tuple[np.ndarray, np.ndarray]:
-        return gae(chain.rewards, chain.values, **chain.knobs), np.ones(len(chain.values), np.bool_)
-
-    return _credits(group, options, values, advantages)
+def token_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="tokens") for each in zip(group.trajectories, values, strict=True)]
 
 
 @advantage("turn_gae", critics=("head", "model"))
-def turn_credit(group: Group, options: TurnOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    def advantages(chain: _Chain) -> tuple[np.ndarray, np.ndarray]:
-        by_turn = gae(chain.turn_rewards, chain.values[chain.firsts], **chain.knobs)
-        return by_turn[chain.turns], np.isin(np.arange(len(chain.values)), chain.firsts)
-
-    return _credits(group, options, values, advantages)
+def turn_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="turns") for each in zip(group.trajectories, values, strict=True)]
 
 
 @advantage("bilevel_gae", critics=("head", "model"))
-def bilevel_credit(group: Group, options: TurnOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    def advantages(chain: _Chain) -> tuple[np.ndarray, np.ndarray]:
-        sampled = np.ones(len(chain.values), np.bool_)
-        own = bilevel_gae(chain.turn_rewards, chain.values, sampled=sampled, turns=chain.turns, **chain.knobs)
-        return own, sampled
-
-    return _credits(group, options, values, advantages)
+def bilevel_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="both") for each in zip(group.trajectories, values, strict=True)]
 
 
-def _credits(
-    group: Group, options: TokenOptions | TurnOptions, values: Seq[np.ndarray], advantages: Advantages
-) -> list[Credit]:
-    credits = []
-    for trajectory, own in zip(group.trajectories, values, strict=True):
-        estimates, counted = advantages(_chain(trajectory, own, options)) if len(own) else (own, own.astype(np.bool_))
-        credits.append(Credit(own, estimates, estimates + own, counted))
-    return credits
-
-
-def _chain(trajectory: Trajectory, values: np.ndarray, options: TokenOptions | TurnOptions) -> _Chain:
+def _credit(
+    trajectory: Trajectory, values: np.ndarray, options: CreditOptions, *, over: Literal["tokens", "turns", "both"]
+) -> Credit:
     turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
     assert len(turns) == len(values), "one value for each sampled token"
-    last_value = float(values[-1]) if options.bootstrap and trajectory.stop in CUT else 0.0
-    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=np.ones(len(values), np.bool_), turns=turns)
+    counted = np.ones(len(values), np.bool_)
+    if not len(values):
+        return Credit(values, values, values, counted)
+    knobs = {"discount": options.discount, "gae_lambda": options.gae_lambda}
+    knobs["last_value"] = float(values[-1]) if options.bootstrap and trajectory.stop in CUT else 0.0
+    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=counted, turns=turns)
     _, firsts, ordinals = np.unique(turns, return_index=True, return_inverse=True)
-    knobs = {"discount": options.discount, "gae_lambda": options.gae_lambda, "last_value": last_value}
-    return _Chain(values, rewards, ordinals, firsts, knobs)
+    by_turn = np.bincount(ordinals, weights=rewards)
+    if over == "tokens":
+        advantages = gae(rewards, values, **knobs)
+    elif over == "turns":
+        advantages = gae(by_turn, values[firsts], **knobs)[ordinals]
+        counted = np.isin(np.arange(len(values)), firsts)
+    else:
+        advantages = bilevel_gae(by_turn, values, sampled=counted, turns=ordinals, **knobs)
+    return Credit(values, advantages, advantages + values, counted)
 
 
 def with_targets(sequences: Seq[Sequence], credits: Seq[Credit]) -> tuple[Sequence, ...]:

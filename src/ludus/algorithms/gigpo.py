@@ -22,13 +22,15 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.advantages import Discounted, GroupOptions, group_advantages, rewards_of
+from ludus.algorithms.advantages import GroupOptions, group_advantages, rewards_of
 from ludus.algorithms.registry import advantage
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.types import Group, Observation, Trajectory
 
 
-class GigpoOptions(GroupOptions, Discounted):
+class GigpoOptions(GroupOptions):
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Discount gamma per turn."""
     state_weight: float = Field(default=1.0, gt=0)
     """Weight of the comparison between turns with equal states."""
 

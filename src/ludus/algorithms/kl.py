@@ -37,7 +37,7 @@ def zero(logprobs: Tensor, reference: Tensor, options: Section) -> Tensor:
     return logprobs.new_zeros(len(logprobs))
 
 
-@piece("kl", "k1", in_advantage=True)
+@piece("kl", "k1")
 def k1(logprobs: Tensor, reference: Tensor, options: KlOptions) -> Tensor:
     return -(reference - logprobs)
 

@@ -27,6 +27,7 @@ from ludus.algorithms.credit import Credit, with_targets
 from ludus.algorithms.filters import rescaled
 from ludus.algorithms.normalisation import whiten
 from ludus.config import AlgorithmConfig
+from ludus.config.pieces import FILTERS
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
@@ -45,7 +46,7 @@ class PolicyGradient:
         self.trains_critic = self._advantage.trains_critic
 
     def wants(self, group: Group) -> bool:
-        return not self.config.filter_piece.replaces or bool(self._keep([self.shaped(group)]))
+        return not FILTERS.find(self.config.filter).replaces or bool(self._keep([self.shaped(group)]))
 
     def shaped(self, group: Group) -> Group:
         for shape in self._shapers:
@@ -128,16 +129,16 @@ class PolicyGradient:
         return tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        kl, kl_weight = self.config.kl_piece, self.config.get("kl_weight", 0.0)
+        kl, kl_weight = self.config.kl, self.config.get("kl_weight")
         if self._advantage.in_loss:
             tokens = replace(tokens, advantages=self._advantage.in_loss(tokens))
-        distance = None if kl.name == "none" else self._divergence(tokens.logprobs, tokens.reference)
-        if distance is not None and kl.in_advantage:
+        distance = None if kl == "none" else self._divergence(tokens.logprobs, tokens.reference)
+        if distance is not None and kl == "k1":
             tokens = replace(tokens, advantages=tokens.advantages - kl_weight * distance.detach())
         found = self._loss(tokens)
         loss, diagnostics = found if isinstance(found, tuple) else (found, {})
         diagnostics["logprob_gap"] = (tokens.old_logprobs - tokens.behaviour_logprobs).abs()
-        if distance is not None and not kl.in_advantage:
+        if distance is not None and kl != "k1":
             loss = loss + kl_weight * distance
         importance = self._importance(tokens)
         if importance is not None:
@@ -150,7 +151,7 @@ class PolicyGradient:
         if self._advantage.in_loss:
             diagnostics[f"{self._advantage.name}_kl"] = -tokens.advantages
         if distance is not None:
-            diagnostics[f"kl_{kl.name}"] = distance.detach()
+            diagnostics[f"kl_{kl}"] = distance.detach()
         return loss, diagnostics
 
 

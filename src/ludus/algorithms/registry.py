@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from ludus.config.pieces import KINDS, make_piece
+from ludus.config.pieces import KINDS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,7 +19,7 @@ def piece(kind: str, name: str = "", **traits: Any) -> Callable[[F], F]:
     def register(function: F) -> F:
         function.__ludus_traits__ = traits  # type: ignore[attr-defined]
         if name:
-            KINDS[kind].add(name, make_piece(kind, name, function))
+            KINDS[kind].add(name, function)
         return function
 
     return register

@@ -20,17 +20,13 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from ludus.algorithms.advantages import Discounted, Whitened, mean_of_others
+from ludus.algorithms.advantages import Discounted, mean_of_others
 from ludus.algorithms.registry import advantage
 from ludus.types import Group, Trajectory
 
 
-class ReturnOptions(Whitened, Discounted):
-    pass
-
-
 @advantage("return_to_go")
-def return_to_go_advantages(group: Group, options: ReturnOptions) -> list[np.ndarray]:
+def return_to_go_advantages(group: Group, options: Discounted) -> list[np.ndarray]:
     returns = [return_to_go(turn_rewards(t), discount=options.discount) for t in group.trajectories]
     whole = [float(own[0]) if len(own) else 0.0 for own in returns]
     return [own - mean_of_others(whole, i) for i, own in enumerate(returns)]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, ValidationError, create_model, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from ludus.config.pieces import KINDS, Advantage, Filter, Kl, Piece
+from ludus.config.pieces import ADVANTAGES, KINDS, Advantage, Piece
 from ludus.config.section import Section
-
-T = TypeVar("T")
 
 
 class AlgorithmConfig(Section):
@@ -79,15 +77,7 @@ class AlgorithmConfig(Section):
 
     @property
     def advantage_piece(self) -> Advantage:
-        return _typed(KINDS["advantage"].find(self.advantage), Advantage)
-
-    @property
-    def filter_piece(self) -> Filter:
-        return _typed(KINDS["filter"].find(self.filter), Filter)
-
-    @property
-    def kl_piece(self) -> Kl:
-        return _typed(KINDS["kl"].find(self.kl), Kl)
+        return ADVANTAGES.find(self.advantage)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -134,8 +124,8 @@ def _chosen(data: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
 def _resolved(data: Mapping[str, Any]) -> tuple[type[AlgorithmConfig], dict[str, Any]]:
     """The class for the section's choices, and its data with the advantage's default filter. Keys of
     other choices are dropped if they have their default, as in a stored run after an override."""
-    advantage = dict(_chosen({"advantage": data.get("advantage", "group")}))["advantage"]
-    data = {"filter": _typed(advantage, Advantage).filter, **data}
+    name = data.get("advantage", "group")
+    data = {"filter": ADVANTAGES.find(name).filter, **data} if isinstance(name, str) else dict(data)
     chosen = list(_chosen(data))
     cls = _assembled(*(piece.options for _, piece in chosen))
     errors = [
@@ -175,11 +165,6 @@ def _assembled(*options: type[BaseModel]) -> type[AlgorithmConfig]:
 
 def _same(value: Any, default: Any) -> bool:
     return value == default and isinstance(value, bool) == isinstance(default, bool)
-
-
-def _typed(value: Any, wanted: type[T]) -> T:
-    assert isinstance(value, wanted)
-    return value
 
 
 class CriticConfig(Section):

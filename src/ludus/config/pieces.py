@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from ludus.config.section import Section
 from ludus.errors import ConfigError, describe
 from ludus.plugins import Registry
+
+P = TypeVar("P", bound="Piece")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,44 +65,17 @@ class Filter(Piece):
     """The loop plays another group in place of one that the filter drops."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kl(Piece):
-    """function(logprobs, reference) -> divergence per token."""
-
-    in_advantage: bool = False
-    """It is subtracted from the advantage; otherwise it is added to the loss."""
-
-
-def _make(kind: str) -> Callable[[str, Any], Piece]:
-    return lambda name, function: make_piece(kind, name, function)
-
-
-HOME = "ludus.algorithms"
-TYPES: dict[str, type[Piece]] = {"advantage": Advantage, "filter": Filter, "kl": Kl}
-KINDS: dict[str, Registry[Piece]] = {
-    kind: Registry(f"algorithm.{kind}", make=_make(kind), home=HOME, group=group)
-    for kind, group in {
-        "advantage": "ludus.advantages",
-        "rewards": "ludus.rewards",
-        "filter": "ludus.filters",
-        "task_normalise": "",
-        "aggregate": "",
-        "loss": "ludus.losses",
-        "ratio_base": "",
-        "kl": "",
-    }.items()
-}
 CALLED = {"advantage": "group", "rewards": "group", "filter": "groups", "loss": "tokens"}
 """The first argument of a piece from outside."""
 
 
-def make_piece(kind: str, name: str, function: Any) -> Piece:
+def make_piece(kind: str, type_: type[P], name: str, function: Any) -> P:
     """A piece from a function, with the traits that a decorator of `algorithms.registry` gave it."""
     traits = getattr(function, "__ludus_traits__", {})
     what = f"algorithm.{kind} {name!r}"
     if kind in CALLED:
         _check_call(function, [CALLED[kind], "options", *(["values"] if traits.get("critics") else [])], what=what)
-    return TYPES.get(kind, Piece)(name, function, _options_of(function, what), **traits)
+    return type_(name, function, _options_of(function, what), **traits)
 
 
 def _check_call(function: Any, arguments: list[str], *, what: str) -> None:
@@ -121,3 +97,22 @@ def _options_of(function: Callable[..., Any], what: str) -> type[BaseModel]:
         except Exception as error:
             raise ConfigError(f"{what}: the type of its options, {annotation}, is unknown: {describe(error)}") from None
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Section
+
+
+def _registry(kind: str, type_: type[P], group: str = "") -> Registry[P]:
+    return Registry(f"algorithm.{kind}", make=partial(make_piece, kind, type_), home="ludus.algorithms", group=group)
+
+
+ADVANTAGES = _registry("advantage", Advantage, "ludus.advantages")
+FILTERS = _registry("filter", Filter, "ludus.filters")
+KINDS: dict[str, Registry[Any]] = {
+    "advantage": ADVANTAGES,
+    "rewards": _registry("rewards", Piece, "ludus.rewards"),
+    "filter": FILTERS,
+    "task_normalise": _registry("task_normalise", Piece),
+    "aggregate": _registry("aggregate", Piece),
+    "loss": _registry("loss", Piece, "ludus.losses"),
+    "ratio_base": _registry("ratio_base", Piece),
+    "kl": _registry("kl", Piece),
+}
+"""By the key that chooses a piece."""

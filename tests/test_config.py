@@ -270,6 +270,12 @@ def test_the_tree_imports_nothing_heavy():
     assert output.strip() == "[]"
 
 
+def test_a_run_file_is_checked_without_torch():
+    script = "import sys; from ludus.config import load_config; load_config(); print('torch' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "False"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

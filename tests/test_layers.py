@@ -50,7 +50,7 @@ MUST_NEVER_SEE = {
     "errors": TORCH | HTTP | {"numpy", "pydantic"},
     "config": TORCH | HTTP | {"numpy"},
     "plugins": TORCH | HTTP | {"numpy"},
-    "algorithms": HTTP,
+    "algorithms": TORCH | HTTP,
     "wire": TORCH,
     "processes": TORCH | HTTP,
     "hosting": TORCH | HTTP,

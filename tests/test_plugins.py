@@ -23,7 +23,7 @@ def make_registry():
         "algorithm.advantage", make=lambda name, found: (name, found), home="tests", group="ludus.advantages"
     )
     registry._pieces["gae"] = ("gae", None)
-    registry._built_in = lambda: registry._pieces
+    registry.built_in = lambda: registry._pieces
     return registry
 
 

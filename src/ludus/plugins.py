@@ -44,11 +44,11 @@ class Registry(Generic[P]):
 
     def names(self) -> list[str]:
         """Built-in names first, then those of installed packages."""
-        built_in = self._built_in()
+        built_in = self.built_in()
         return [*built_in, *sorted(self._installed().keys() - built_in.keys())]
 
     def find(self, name: str) -> P:
-        if name in self._built_in():
+        if name in self.built_in():
             return self._pieces[name]
         if name not in self._outside:
             self._outside[name] = self._make(name, self._load(name))
@@ -66,7 +66,7 @@ class Registry(Generic[P]):
             f"{self.key} is {name!r}, which is unknown.{nearest(name, known)} Known: {', '.join(known)}.{own}"
         )
 
-    def _built_in(self) -> dict[str, P]:
+    def built_in(self) -> dict[str, P]:
         import_all(self._home)
         return self._pieces
 

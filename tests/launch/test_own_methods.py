@@ -131,7 +131,7 @@ def test_a_filter_and_a_reward_shaper_are_used():
         (["advantage=of_an_author:number"], r"is 3; expected a function\(group, options\)"),
         (["advantage=of_an_author:unary"], r"called as function\(group, options\), but its signature is \(group\)"),
         (["advantage=estimator"], "is 'estimator', which is unknown.*Your own: module:name"),
-        (["advantage=of_an_author:estimator", "margn=1"], "unknown key 'algorithm.margn'"),
+        (["advantage=of_an_author:estimator", "margn=1"], "unknown key 'algorithm.margn'. Did you mean 'margin'"),
         (["advantage=of_an_author:estimator", "margin=-1"], "algorithm.margin: .*greater than or equal to 0"),
         (["aggregate=of_an_author:first"], "algorithm.aggregate is 'of_an_author:first', which is unknown"),
     ],

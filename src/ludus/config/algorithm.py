@@ -12,6 +12,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from ludus.config.pieces import ADVANTAGES, KINDS, Advantage, Piece
 from ludus.config.section import Section
+from ludus.errors import nearest
 
 
 class AlgorithmConfig(Section):
@@ -108,8 +109,8 @@ class AlgorithmConfig(Section):
 
 
 def every_piece() -> Iterator[tuple[str, Piece]]:
-    """(kind, piece) of all that are registered."""
-    return ((kind, registry.find(name)) for kind, registry in KINDS.items() for name in registry.names())
+    """(kind, piece) of all that are built in."""
+    return ((kind, piece) for kind, registry in KINDS.items() for piece in registry.built_in().values())
 
 
 def _chosen(data: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
@@ -136,14 +137,15 @@ def _resolved(data: Mapping[str, Any]) -> tuple[type[AlgorithmConfig], dict[str,
     ]
     for key in sorted(data.keys() - cls.model_fields.keys()):
         owners = [(kind, piece) for kind, piece in every_piece() if key in piece.options.model_fields]
-        defaults = [piece.options.model_fields[key].default for _, piece in owners]
         if not owners:
-            errors.append(InitErrorDetails(type="extra_forbidden", loc=(key,), input=data[key]))
-        elif not all(_same(data[key], default) for default in defaults):
-            names = ", ".join(piece.name for kind, piece in owners if kind == owners[0][0])
-            kind, name = owners[0][0], dict(chosen)[owners[0][0]].name
-            text = f"but {kind} {name!r} has no such option; {kind} choices that have it: {names}"
-            errors.append(_error(key, f"algorithm.{key} is {data[key]!r}, {text}", value=data[key]))
+            known = AlgorithmConfig.fields() | cls.model_fields
+            text = f"unknown key 'algorithm.{key}'.{nearest(key, known)} Known here: {', '.join(sorted(known))}."
+            errors.append(_error(key, text, value=data[key]))
+        elif not all(_same(data[key], piece.options.model_fields[key].default) for _, piece in owners):
+            kind = owners[0][0]
+            given = data.get(kind, AlgorithmConfig.model_fields[kind].default)
+            text = f"algorithm.{key} is {data[key]!r}, but {kind} {given!r} has no such option; {kind} choices that have it: "
+            errors.append(_error(key, text + ", ".join(piece.name for _, piece in owners), value=data[key]))
     if errors:
         raise ValidationError.from_exception_data("algorithm", errors)
     return cls, {key: value for key, value in data.items() if key in cls.model_fields}

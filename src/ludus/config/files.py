@@ -102,7 +102,7 @@ def _explain(detail: Any) -> str:
     path = [str(part) for part in detail["loc"]]
     key, kind, given = ".".join(path), detail["type"], detail["input"]
     message = str(detail["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden" and key in RENAMED:
+    if key in RENAMED:
         return f"{key} was renamed to {RENAMED[key]}"
     if kind == "extra_forbidden":
         known = _keys_at(path[:-1])

@@ -159,19 +159,28 @@ def test_a_run_name_stays_inside_the_runs_folder(name):
             ["algorithm.ratio_base=behaviour", "algorithm.importance_cap=2"],
             "importance_cap is 2.0.*only with ratio_base 'old'",
         ),
-        (["algorithm.loss=reinforce", "algorithm.clip_high=0.3"], "clip_high is 0.3.*only with loss 'clip' or 'cispo'"),
-        (["algorithm.loss=cispo", "algorithm.ratio=sequence"], "ratio is 'sequence'.*only with loss 'clip'"),
-        (["algorithm.discount=0.9"], "discount is 0.9.*only with advantage 'return_to_go'"),
-        (["algorithm.kl_weight=0.1"], "kl_weight is 0.1.*only with kl"),
-        (["algorithm.kl=k3"], "kl is 'k3' without kl_weight"),
-        (["algorithm.filter=top_share"], "top_share.*without filter_share"),
-        (["algorithm.filter_share=0.5"], "filter_share is 0.5.*only with filter"),
-        (["algorithm.filter=none", "algorithm.filter_rescale=sqrt"], "filter_rescale is 'sqrt'.*only with a filter"),
-        (["algorithm.aggregate=constant"], "without aggregate_tokens"),
-        (["algorithm.advantage=leave_one_out", "algorithm.normalise=std"], "no group deviation"),
+        (
+            ["algorithm.loss=reinforce", "algorithm.clip_high=0.3"],
+            "clip_high is 0.3, but loss 'reinforce' has no such option.*: clip, cispo$",
+        ),
+        (["algorithm.loss=cispo", "algorithm.ratio=sequence"], "ratio is 'sequence', but loss 'cispo' has no.*: clip$"),
+        (["algorithm.discount=0.9"], "discount is 0.9, but advantage 'group' has no.*return_to_go.*gae"),
+        (["algorithm.kl_weight=0.1"], "kl_weight is 0.1, but kl 'none' has no.*: k1, k2, k3$"),
+        (["algorithm.kl=k3"], "kl_weight is required with kl 'k3'"),
+        (["algorithm.filter=top_share"], "filter_share is required with filter 'top_share'"),
+        (["algorithm.filter_share=0.5"], "filter_share is 0.5, but filter 'zero_variance' has no"),
+        (
+            ["algorithm.filter=none", "algorithm.filter_rescale=sqrt"],
+            "filter_rescale is 'sqrt', but filter 'none' has no",
+        ),
+        (["algorithm.aggregate=constant"], "aggregate_tokens is required with aggregate 'constant'"),
+        (
+            ["algorithm.advantage=leave_one_out", "algorithm.normalise=std"],
+            "normalise: Input should be 'none' or 'batch'.*'std'",
+        ),
         (["algorithm.normalise=batch", "algorithm.task_normalise=token"], "would undo it"),
         (["algorithm.dual_clip=1.1"], "inside the clip at 1.2"),
-        (["algorithm.task_centre=false"], "task_centre is False.*only with task_normalise"),
+        (["algorithm.task_centre=false"], "task_centre is False, but task_normalise 'none' has no"),
         (["algorithm.importance_cap=0", "algorithm.importance=sequence"], "only with an importance_cap"),
     ],
 )
@@ -259,6 +268,12 @@ def test_the_tree_imports_nothing_heavy():
     )
     output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert output.strip() == "[]"
+
+
+def test_a_run_file_is_checked_without_torch():
+    script = "import sys; from ludus.config import load_config; load_config(); print('torch' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "False"
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.algorithms.aggregation import token_weights
+from ludus.config import AlgorithmConfig
 
 counts = st.lists(st.lists(st.integers(0, 50), max_size=4), min_size=1, max_size=8).filter(
     lambda rows: any(map(any, rows))
 )
+
+
+def token_weights(num_sampled, *, aggregate, constant=0):
+    options = {"aggregate_tokens": constant} if constant else {}
+    return AlgorithmConfig(aggregate=aggregate, **options).function("aggregate")(num_sampled)
 
 
 @given(counts, st.sampled_from(["token", "sequence", "trajectory"]))

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.algorithms import make_algorithm
-from ludus.algorithms.credit import credit
 from ludus.config import AlgorithmConfig, load_config
 from ludus.errors import ConfigError
 from ludus.types import Stop
@@ -19,7 +18,8 @@ VALUES = np.array([0.5, 0.1, 0.4, 0.2, 0.3])
 
 
 def of(advantage, trajectory=TALK, values=VALUES, **knobs):
-    return credit(trajectory, values, config=AlgorithmConfig(advantage=advantage, **knobs))
+    estimate = AlgorithmConfig(advantage=advantage, **knobs).function("advantage")
+    return estimate(group_of([trajectory]), values=[values])[0]
 
 
 def test_token_gae_without_decay_or_discount_is_the_return_to_go_minus_the_value():
@@ -119,7 +119,10 @@ def test_advantages_of_turns_are_whitened_over_turns_not_over_tokens():
         (["critic.kind=head"], "asks none"),
         (["critic.lr=0.1"], "counts only with a critic"),
         (["algorithm.advantage=gae", "critic.kind=head", "critic.clip=0.2"], "no value has moved yet"),
-        (["algorithm.gae_lambda=0.9"], "counts only with advantage 'gae'"),
+        (
+            ["algorithm.gae_lambda=0.9"],
+            "advantage 'group' has no such option.*: gae, turn_gae, bilevel_gae",
+        ),
     ],
 )
 def test_a_missing_or_idle_critic_is_refused_at_the_start(overrides, message):

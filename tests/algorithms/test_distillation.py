@@ -66,7 +66,10 @@ def test_following_it_ends_at_the_teacher():
         (["algorithm.advantage=teacher"], "a teacher goes with advantage 'teacher' and only with it"),
         (["teacher.model=x"], "a teacher goes with"),
         (["algorithm.advantage=teacher", "algorithm.unfinished_reward=-0.2", "teacher.model=x"], "judges alone"),
-        (["algorithm.advantage=teacher", "algorithm.normalise=batch", "teacher.model=x"], "known in the loss only"),
+        (
+            ["algorithm.advantage=teacher", "algorithm.normalise=batch", "teacher.model=x"],
+            "advantage 'teacher' has no such option",
+        ),
         (["algorithm.advantage=teacher", "algorithm.kl=k3", "algorithm.kl_weight=1.0", "teacher.model=x"], "already"),
     ],
 )

@@ -1,12 +1,14 @@
 import math
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.algorithms import make_algorithm
-from ludus.algorithms.filters import keep, rescaled, reward_std
+from ludus.algorithms.filters import rescaled, reward_std
 from ludus.config import AlgorithmConfig
+from ludus.config.pieces import KINDS
 from tests.algorithms.examples import make_group
 
 
@@ -17,6 +19,10 @@ def groups_with(*deviations):
 
 def kept(groups, **how):
     return [group.id for group in keep(groups, **how)]
+
+
+def keep(groups, *, rule, share=1.0):
+    return KINDS["filter"].find(rule).function(groups, options=SimpleNamespace(filter_share=share))
 
 
 def test_zero_variance_also_by_rounding_is_left_out_and_none_keeps_all():

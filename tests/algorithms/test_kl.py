@@ -5,9 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.algorithms.kl import MAX_K3, estimate
+from ludus.algorithms.kl import MAX_K3
+from ludus.config import AlgorithmConfig
 
 logits = st.lists(st.floats(-0.5, 0.5, width=32), min_size=3, max_size=3)
+
+
+def estimate(logprobs, reference, *, estimator):
+    return AlgorithmConfig(kl=estimator, kl_weight=1.0).function("kl")(logprobs, reference)
 
 
 def both(logits_p, logits_ref):

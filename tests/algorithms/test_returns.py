@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.algorithms.returns import bilevel_gae, gae, return_to_go, token_gae, token_rewards, turn_rewards
+from ludus.algorithms.returns import bilevel_gae, gae, return_to_go, token_rewards, turn_rewards
 from tests.algorithms.examples import make_conversation
 
 numbers = st.floats(-10, 10, width=32)
@@ -55,6 +55,13 @@ def test_a_turns_reward_lies_on_its_last_sampled_token_also_before_a_trailing_ob
     assert token_rewards([1.0, 2.0, 4.0], sampled=sampled, turns=turns).tolist() == [0, 0, 1, 0, 6, 0, 0], (
         "turn 2 sampled nothing: its reward stays with the last token that was"
     )
+
+
+def token_gae(rewards, values, *, sampled, **settings):
+    """Over the sampled tokens of a row that holds observations too, which get 0."""
+    advantages = np.zeros(len(sampled))
+    advantages[sampled] = gae(rewards[sampled], values[sampled], **settings)
+    return advantages
 
 
 @given(st.lists(st.tuples(numbers, numbers, st.booleans()), min_size=1, max_size=12), shares, shares)

@@ -5,11 +5,15 @@ from dataclasses import replace
 import pytest
 
 from ludus.algorithms import make_algorithm
-from ludus.algorithms.shaping import overlong_penalty, shaped
+from ludus.algorithms.shaping import overlong_penalty
 from ludus.config import AlgorithmConfig, load_config
 from ludus.errors import ConfigError
 from ludus.types import Observation, Stop
 from tests.algorithms.examples import group_of, make_conversation, make_group
+
+
+def shaped(group, *, config):
+    return make_algorithm(config).shaped(group)
 
 
 def rewards(group):

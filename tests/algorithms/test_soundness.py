@@ -39,7 +39,7 @@ def test_and_taken_where_they_are_sound(overrides):
     [
         (["algorithm.importance_cap=0"], "nothing corrects"),
         (["algorithm.importance=sequence"], "grows or vanishes"),
-        (["algorithm.ratio=sequence"], "its clip idles"),
+        (["algorithm.ratio=sequence"], "its clip has no effect"),
         (["algorithm.advantage=reward", "algorithm.filter=zero_variance"], "biases it"),
         (
             [

@@ -44,6 +44,11 @@ PATIENCE_S = 120.0
 class Everything:
     """An algorithm that trains on whatever it is given."""
 
+    needs_values = trains_critic = False
+
+    def wants(self, group):
+        return True
+
     def batch(self, groups):
         return Batch(tuple(s for g in groups for t in g.trajectories for s in t.sequences), groups=tuple(groups))
 

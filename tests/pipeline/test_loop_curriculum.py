@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from ludus.algorithms import make_algorithm
 from ludus.algorithms.filters import group_differs
-from ludus.config import parse_config
+from ludus.config import AlgorithmConfig, parse_config
 from ludus.pipeline.loop import MAX_EMPTY_BATCHES
-from tests.pipeline.test_loop import Setup
+from tests.pipeline.test_loop import Everything, Setup
 from tests.rollout.playing import WatchedEnvironment
 
 
@@ -23,12 +24,19 @@ class Coins(WatchedEnvironment):
         return session
 
 
+class Dynamic(Everything):
+    """Replaces groups of equal rewards, and trains on all others."""
+
+    def wants(self, group):
+        return make_algorithm(AlgorithmConfig(filter="dynamic")).wants(group)
+
+
 def trained(setup):
     return [group for batch in setup.trainer.batches for group in batch.groups]
 
 
 def test_dynamic_sampling_fills_every_batch_with_groups_that_differ_and_counts_the_others(tmp_path):
-    setup = Setup(tmp_path, Coins(turns=1), algorithm__filter="dynamic", pipeline__steps=20).run()
+    setup = Setup(tmp_path, Coins(turns=1), algorithm=Dynamic(), algorithm__filter="dynamic", pipeline__steps=20).run()
     assert [len(batch.groups) for batch in setup.trainer.batches] == [2] * 20
     assert all(group_differs(group) for group in trained(setup))
     replaced = setup.counted("groups/replaced/fake")
@@ -46,7 +54,7 @@ def test_without_a_filter_nothing_is_replaced(tmp_path):
 
 
 def test_dynamic_sampling_ends_the_run_when_nothing_differs_any_more_and_says_so(tmp_path):
-    setup = Setup(tmp_path, WatchedEnvironment(turns=1), algorithm__filter="dynamic").run()
+    setup = Setup(tmp_path, WatchedEnvironment(turns=1), algorithm=Dynamic(), algorithm__filter="dynamic").run()
     assert setup.trainer.batches == []
     assert len(setup.events("no_gradient")) == 1
     assert len(setup.environment.sessions) >= 2 * MAX_EMPTY_BATCHES * 2
@@ -57,7 +65,12 @@ def test_dynamic_sampling_at_bound_0_trains_the_same_draws_however_fast_they_are
     def ids(folder, latency_s):
         environment = Coins(turns=1, latency_s=latency_s)
         setup = Setup(
-            folder, environment, algorithm__filter="dynamic", pipeline__steps=10, pipeline__max_staleness=0
+            folder,
+            environment,
+            algorithm=Dynamic(),
+            algorithm__filter="dynamic",
+            pipeline__steps=10,
+            pipeline__max_staleness=0,
         ).run()
         return [group.id for group in trained(setup)]
 

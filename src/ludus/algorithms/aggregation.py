@@ -1,40 +1,63 @@
-"""What one token weighs in the loss of a batch. Promise: weights are fixed before the batch is split, so no denominator depends on it.
+"""The weight of a token in the loss of a batch. Promise: weights are fixed before the batch is split,
+so no denominator depends on the split.
 
     token        1 / tokens of the batch                                  DAPO's token mean (2503.14476)
-    trajectory   1 / (trajectories x tokens of the trajectory)            every trajectory alike, however long
+    trajectory   1 / (trajectories x tokens of the trajectory)
     sequence     1 / (trajectories x its sequences x tokens of the one)   GRPO's mean of means (2402.03300)
-    constant     1 / (trajectories x a constant)                          Dr. GRPO (2503.20783): no length bias
+    constant     1 / (trajectories x a constant)                          Dr. GRPO (2503.20783)
 
-A trajectory that forked into several sequences counts once in all of them. One without sampled tokens has nothing to weigh and is left
-out of the denominator.
+A trajectory that forked into several sequences counts once. One without sampled tokens is left out of
+the denominator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from typing import Literal
 
-Aggregate = Literal["token", "sequence", "trajectory", "constant"]
+from pydantic import Field
 
+from ludus.algorithms.registry import piece
+from ludus.config import Section
 
-def token_weights(num_sampled: Seq[Seq[int]], *, aggregate: Aggregate, constant: int = 0) -> list[list[float]]:
-    """The weight of one token of each sequence; `num_sampled[i][s]` counts the sampled tokens of sequence s of trajectory i."""
-    counts = [sum(own) for own in num_sampled]
-    speaking = sum(count > 0 for count in counts)
-    if aggregate == "token":
-        total = sum(counts)
-        return [[1.0 / total if count else 0.0] * len(own) for own, count in zip(num_sampled, counts, strict=True)]
-    if aggregate == "trajectory":
-        return [
-            [1.0 / (speaking * count) if count else 0.0] * len(own)
-            for own, count in zip(num_sampled, counts, strict=True)
-        ]
-    if aggregate == "sequence":
-        return [_by_sequence(own, speaking) for own in num_sampled]
-    assert constant > 0, "aggregate constant needs its constant"
-    return [[1.0 / (speaking * constant) if count else 0.0 for count in own] for own in num_sampled]
+Counts = Seq[Seq[int]]
+"""`counts[i][s]`: the sampled tokens of sequence s of trajectory i."""
+Weights = list[list[float]]
+"""The weight of one token of each sequence."""
 
 
-def _by_sequence(own: Seq[int], speaking: int) -> list[float]:
-    rows = sum(count > 0 for count in own)
-    return [1.0 / (speaking * rows * count) if count else 0.0 for count in own]
+class ConstantOptions(Section):
+    aggregate_tokens: int = Field(gt=0)
+    """The constant that a trajectory's sum over tokens is divided by, such as the most tokens that it
+    may sample."""
+
+
+@piece("aggregate", "token")
+def by_token(counts: Counts, options: Section) -> Weights:
+    total = sum(map(sum, counts))
+    return [[1.0 / total if sum(own) else 0.0] * len(own) for own in counts]
+
+
+@piece("aggregate", "trajectory")
+def by_trajectory(counts: Counts, options: Section) -> Weights:
+    trajectories = _num_trajectories(counts)
+    return [[1.0 / (trajectories * sum(own)) if sum(own) else 0.0] * len(own) for own in counts]
+
+
+@piece("aggregate", "sequence")
+def by_sequence(counts: Counts, options: Section) -> Weights:
+    trajectories = _num_trajectories(counts)
+    rows = [sum(count > 0 for count in own) for own in counts]
+    return [
+        [1.0 / (trajectories * number * count) if count else 0.0 for count in own]
+        for own, number in zip(counts, rows, strict=True)
+    ]
+
+
+@piece("aggregate", "constant")
+def by_constant(counts: Counts, options: ConstantOptions) -> Weights:
+    trajectories = _num_trajectories(counts)
+    return [[1.0 / (trajectories * options.aggregate_tokens) if count else 0.0 for count in own] for own in counts]
+
+
+def _num_trajectories(counts: Counts) -> int:
+    return sum(sum(own) > 0 for own in counts)

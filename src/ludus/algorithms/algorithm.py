@@ -1,43 +1,71 @@
-"""The Algorithm interface: what a group's tokens are worth, and what a token's loss is. Algorithms know no engine and no environment."""
+"""The Algorithm interface: what a group's tokens are worth, and what a token's loss is.
+
+Algorithms know no engine and no environment, and this package imports no torch: tensors bring their
+own methods, so a run file can be checked without it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from torch import Tensor
 
 from ludus.types import Batch, Group, Trajectory
 
-Values = Callable[[Seq[Trajectory]], list[np.ndarray]]
-"""A critic: of each trajectory, the value before every sampled token, in order (M,)."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Values(Protocol):
+    """A critic. Where `Algorithm.trains_critic` is True, this call trains it before it answers."""
+
+    def __call__(self, trajectories: Seq[Trajectory], /) -> list[np.ndarray]:
+        """Per trajectory, the value before every sampled token, in order (M,)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The sampled tokens of a microbatch, flat (N,). `logprobs` carries the gradient, at the sampling temperature."""
+    """The sampled tokens of a microbatch, flat (N,), at the sampling temperature."""
 
-    logprobs: Tensor  # current policy
+    logprobs: Tensor  # current policy, with gradient
     old_logprobs: Tensor  # the policy at the start of this step, without gradient
     behaviour_logprobs: Tensor  # what the engine reported
     advantages: Tensor
     weights: Tensor  # the loss is sum(weights * token_loss)
-    rows: Tensor | None = None  # int64: which sequence of the microbatch a token belongs to; a sequence is never split
-    reference_logprobs: Tensor | None = (
-        None  # a frozen reference policy, without gradient; where the trainer was given one
-    )
-    entropies: Tensor | None = None  # of the current policy, with gradient where the trainer was asked for it
+    rows: Tensor | None = None  # int64: the token's sequence in the microbatch; a sequence is never split
+    reference_logprobs: Tensor | None = None  # a frozen reference policy, where the trainer was given one
+    entropies: Tensor | None = None  # of the current policy, with gradient, where the trainer was asked for it
+
+    @property
+    def reference(self) -> Tensor:
+        assert self.reference_logprobs is not None, "a KL term needs a reference; give the trainer one"
+        return self.reference_logprobs
 
 
 class Algorithm(Protocol):
+    @property
+    def needs_values(self) -> bool:
+        """Whether `batch` must be given `values`."""
+        ...
+
+    @property
+    def trains_critic(self) -> bool:
+        """Whether `batch` trains the critic by asking for values, so that it has an effect and must be
+        called once per batch, in the trainer's thread. Otherwise `batch` is pure."""
+        ...
+
+    def wants(self, group: Group) -> bool:
+        """False: the loop plays another group in its place."""
+        ...
+
     def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
-        """Sequences with advantages and weights. Deterministic in the order of groups, and pure but for asking `values`, which are
-        given where the run has a critic."""
+        """Sequences with advantages and weights, deterministic in the order of groups. It asks for
+        values once."""
         ...
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss per token (N,), and per-token diagnostics (N,) that the trainer averages over the batch."""
+        """Loss per token (N,), and per-token diagnostics (N,), which the trainer averages."""
         ...

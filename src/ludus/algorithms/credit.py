@@ -1,78 +1,105 @@
-"""What a critic's values make of a trajectory: advantages per sampled token, and what the critic itself should have said.
+"""Advantages from a critic's values, and the returns that the critic learns from.
 
-Promise: the recursion runs over sampled tokens, or over turns that sampled any; observations neither discount nor carry anything.
+    gae           GAE over all sampled tokens of a trajectory, across turns    PPO (1707.06347)
+    turn_gae      GAE over turns, V read before a turn's first token           Agent-R1 (2511.14460)
+    bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   VAGEN, RAGEN (2504.20073)
 
-    gae           token GAE over all sampled tokens of a trajectory, across its turns     PPO (1707.06347), multi-turn as in Agent-R1
-    turn_gae      one value before each turn's first token, GAE over turns, spread        Agent-R1's turn-level MDP (2511.14460)
-    bilevel_gae   GAE over turns, and inside each turn over its tokens without discount   VAGEN, an option of RAGEN (2504.20073)
-
-Returns are advantage + value. A session that was cut by a limit bootstraps, where asked, with the value before its last token: that
-after it is not computed. One that was done, or that ended for invalid actions, never does.
+Returns are advantage + value. Promise: the recursion runs over sampled tokens, or over turns that
+sampled any; observations neither discount nor carry anything. With `bootstrap`, a session that a limit
+cut continues with the value before its last token, because the value after it is not computed. One
+that was done, or that ended for invalid actions, never does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
+from ludus.algorithms.registry import advantage
 from ludus.algorithms.returns import bilevel_gae, gae, token_rewards, turn_rewards
-from ludus.config import AlgorithmConfig
-from ludus.types import Sequence, Stop, Trajectory, ValueTargets, frozen_array
+from ludus.config import Section
+from ludus.types import Group, Sequence, Stop, Trajectory, ValueTargets, frozen_array
 
 CUT = (Stop.MAX_TURNS, Stop.MAX_TOKENS, Stop.MAX_TURN_TOKENS)
 
 
+class CreditOptions(Section):
+    normalise: Literal["none", "batch"] = "batch"
+    """batch: whiten over the batch's sampled tokens (turn_gae: over its turns). none: off."""
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Discount gamma: per sampled token with gae, per turn with turn_gae and bilevel_gae."""
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
+    """GAE lambda. 1 uses full returns, 0 the critic's one-step estimate."""
+    bootstrap: bool = False
+    """Continue a session that a limit cut with the critic's last value, as if it had not ended."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Credit:
-    """Of the M sampled tokens of a trajectory, in order."""
+    """Over the M sampled tokens of a trajectory, in order."""
 
     values: np.ndarray
     advantages: np.ndarray
     returns: np.ndarray
-    counted: np.ndarray  # bool: where the critic is asked
+    counted: np.ndarray  # bool: the tokens before which the critic is asked
 
 
-def credit(trajectory: Trajectory, values: np.ndarray, *, config: AlgorithmConfig) -> Credit:
+@advantage("gae", critics=("head", "model"))
+def token_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="tokens") for each in zip(group.trajectories, values, strict=True)]
+
+
+@advantage("turn_gae", critics=("head", "model"))
+def turn_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="turns") for each in zip(group.trajectories, values, strict=True)]
+
+
+@advantage("bilevel_gae", critics=("head", "model"))
+def bilevel_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options, over="both") for each in zip(group.trajectories, values, strict=True)]
+
+
+def _credit(
+    trajectory: Trajectory, values: np.ndarray, options: CreditOptions, *, over: Literal["tokens", "turns", "both"]
+) -> Credit:
     turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
     assert len(turns) == len(values), "one value for each sampled token"
-    everywhere = np.ones(len(values), np.bool_)
+    counted = np.ones(len(values), np.bool_)
     if not len(values):
-        return Credit(values, values, values, everywhere)
-    knobs = {"discount": config.discount, "gae_lambda": config.gae_lambda}
-    knobs["last_value"] = float(values[-1]) if config.bootstrap and trajectory.stop in CUT else 0.0
-    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=everywhere, turns=turns)
-    if config.advantage == "gae":
-        advantages, counted = gae(rewards, values, **knobs), everywhere
+        return Credit(values, values, values, counted)
+    knobs = {"discount": options.discount, "gae_lambda": options.gae_lambda}
+    knobs["last_value"] = float(values[-1]) if options.bootstrap and trajectory.stop in CUT else 0.0
+    rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=counted, turns=turns)
+    _, firsts, ordinals = np.unique(turns, return_index=True, return_inverse=True)
+    by_turn = np.bincount(ordinals, weights=rewards)
+    if over == "tokens":
+        advantages = gae(rewards, values, **knobs)
+    elif over == "turns":
+        advantages = gae(by_turn, values[firsts], **knobs)[ordinals]
+        counted = np.isin(np.arange(len(values)), firsts)
     else:
-        _, firsts, ordinals = np.unique(turns, return_index=True, return_inverse=True)
-        by_turn = np.bincount(ordinals, weights=rewards)
-        if config.advantage == "turn_gae":
-            advantages = gae(by_turn, values[firsts], **knobs)[ordinals]
-            counted = np.isin(np.arange(len(values)), firsts)
-        else:
-            advantages = bilevel_gae(by_turn, values, sampled=everywhere, turns=ordinals, **knobs)
-            counted = everywhere
+        advantages = bilevel_gae(by_turn, values, sampled=counted, turns=ordinals, **knobs)
     return Credit(values, advantages, advantages + values, counted)
 
 
 def with_targets(sequences: Seq[Sequence], credits: Seq[Credit]) -> tuple[Sequence, ...]:
-    """`sequences` are those of the credits' trajectories in which something was sampled, in order. Every token asked weighs the same."""
+    """Adds the critic's targets. `sequences` are those of the credits' trajectories that sampled
+    anything, in order. Every token before which the critic is asked weighs the same."""
     total = max(1, sum(int(credit.counted.sum()) for credit in credits))
-    values, returns, weights = (
-        np.concatenate([*parts, np.zeros(0)])
-        for parts in (
-            [credit.values for credit in credits],
-            [credit.returns for credit in credits],
-            [credit.counted / total for credit in credits],
-        )
+    columns = (
+        [credit.values for credit in credits],
+        [credit.returns for credit in credits],
+        [credit.counted / total for credit in credits],
     )
+    flats = [np.concatenate([*parts, np.zeros(0)]) for parts in columns]
     given, begin = [], 0
     for sequence in sequences:
         own = slice(begin, begin := begin + sequence.num_sampled)
-        targets = ValueTargets(*(_placed(flat[own], sequence) for flat in (values, returns, weights)))
-        given.append(replace(sequence, critic=targets))
+        given.append(replace(sequence, critic=ValueTargets(*(_placed(flat[own], sequence) for flat in flats))))
     return tuple(given)
 
 

@@ -1,12 +1,14 @@
-"""GiGPO (2505.10978): turns of one group that met the same state are compared with each other.
+"""GiGPO (2505.10978): compares the turns of one group that met the same state.
 
     A_t = A_whole + state_weight A_state
     A_whole      group-relative over the trajectories' rewards, one score per trajectory
-    A_state      group-relative over the discounted returns-to-go of the turns with the same (group, state); 0 where a state occurs once
+    A_state      group-relative over the discounted returns-to-go of the turns with the same
+                 (group, state); 0 where a state occurs once
 
-A state is what the model saw last: the messages of the observation before the turn, hashed. An environment that writes a turn counter
-into its text makes every state unique, and GiGPO becomes the trajectory's advantage alone; `groups/shared_states` shows it.
-Left out: similarity between states that are not equal. Known bias: turns of one trajectory that met a state twice are both compared.
+A state is the hash of the messages of the observation before the turn. If an environment writes a
+turn counter into its text, every state is unique and only A_whole is left: `groups/shared_states` is
+then 0. Left out: similarity between states that are not equal. Known bias: if one trajectory meets a
+state twice, both turns are compared.
 """
 
 from __future__ import annotations
@@ -18,9 +20,34 @@ from collections.abc import Sequence as Seq
 from typing import Literal
 
 import numpy as np
+from pydantic import Field
 
-from ludus.algorithms.advantages import group_advantages
-from ludus.types import Observation, Trajectory
+from ludus.algorithms.advantages import GroupOptions, group_advantages, rewards_of
+from ludus.algorithms.registry import advantage
+from ludus.algorithms.returns import return_to_go, turn_rewards
+from ludus.types import Group, Observation, Trajectory
+
+
+class GigpoOptions(GroupOptions):
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Discount gamma per turn."""
+    state_weight: float = Field(default=1.0, gt=0)
+    """Weight of the comparison between turns with equal states."""
+
+
+def shared_states(groups: Seq[Group]) -> dict[str, float]:
+    shares = [shared_share([states(trajectory) for trajectory in group.trajectories]) for group in groups]
+    return {"groups/shared_states": float(np.mean(shares))}
+
+
+@advantage("gigpo", compares=True, metrics=shared_states)
+def gigpo(group: Group, options: GigpoOptions) -> list[np.ndarray]:
+    normalise: Literal["std", "none"] = "std" if options.normalise == "std" else "none"
+    whole = group_advantages(rewards_of(group), normalise=normalise)
+    returns = [return_to_go(turn_rewards(t), discount=options.discount) for t in group.trajectories]
+    met = [states(trajectory) for trajectory in group.trajectories]
+    of_state = state_advantages(returns, met, normalise=normalise)
+    return [own + np.float32(options.state_weight) * state for own, state in zip(whole, of_state, strict=True)]
 
 
 def states(trajectory: Trajectory) -> list[str]:

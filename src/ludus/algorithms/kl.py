@@ -1,32 +1,53 @@
-"""How far the policy is from a frozen reference, per sampled token (Schulman, "Approximating KL divergence", 2020).
+"""Estimators of the KL divergence to a frozen reference, per sampled token (Schulman, 2020).
 
 With x = log p_ref - log p and tokens drawn from p, each has the mean KL(p || p_ref):
 
-    k1   -x                  also negative; no use as a loss term: its gradient has mean 0. Here it is taken off the advantage instead
+    k1   -x                  can be negative. As a loss term its gradient has mean 0, so it is
+                             subtracted from the advantage instead
     k2   x^2 / 2             biased, but its gradient is an unbiased one of the KL
     k3   exp(x) - x - 1      never negative, unbiased; its gradient is that of KL(p_ref || p)
 
-On tokens of another speaker all three need the importance weight in front; the caller multiplies it where it has one.
+On tokens of another policy all three need the importance weight; the caller multiplies it.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from pydantic import Field
 
 from ludus.algorithms.losses import MAX_LOG_RATIO
+from ludus.algorithms.registry import piece
+from ludus.config import Section
 
-Estimator = Literal["k1", "k2", "k3"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MAX_K3 = 10.0
-"""As in AgentRL (2510.04206): one token that the reference finds impossible must not outweigh a batch."""
+"""As in AgentRL (2510.04206): a token that the reference finds impossible must not outweigh a batch."""
 
 
-def estimate(logprobs: Tensor, reference: Tensor, *, estimator: Estimator) -> Tensor:
+class KlOptions(Section):
+    kl_weight: float = Field(gt=0)
+    """Weight of the KL divergence."""
+
+
+@piece("kl", "none")
+def zero(logprobs: Tensor, reference: Tensor, options: Section) -> Tensor:
+    return logprobs.new_zeros(len(logprobs))
+
+
+@piece("kl", "k1")
+def k1(logprobs: Tensor, reference: Tensor, options: KlOptions) -> Tensor:
+    return -(reference - logprobs)
+
+
+@piece("kl", "k2")
+def k2(logprobs: Tensor, reference: Tensor, options: KlOptions) -> Tensor:
+    return (reference - logprobs) ** 2 / 2
+
+
+@piece("kl", "k3")
+def k3(logprobs: Tensor, reference: Tensor, options: KlOptions) -> Tensor:
     x = reference - logprobs
-    if estimator == "k1":
-        return -x
-    if estimator == "k2":
-        return x**2 / 2
-    return (torch.exp(x.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) - x - 1).clamp(max=MAX_K3)
+    return (x.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() - x - 1).clamp(max=MAX_K3)

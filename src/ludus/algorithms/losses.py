@@ -1,49 +1,163 @@
-"""Loss per token, in pure torch. Promise: no reduction happens here; the batch's weights alone decide what a token counts.
+"""Loss per token. Promise: no reduction happens here; the batch's weights alone decide how much a
+token counts.
 
-A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a ratio of 1. r = p / p_base.
+A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a ratio
+of 1. r = p / p_base, with p_base by `ratio_base`.
 
-    clipped      -min(r A, clip(r, 1 - low, 1 + high) A)                     PPO (1707.06347), sides apart as in DAPO (2503.14476)
-    dual clip    -max(that objective, c A) where A < 0                       (1912.09729): a bad action's exploding r is bounded
-    sequence r   s = exp(mean over the sequence's tokens of log r)           GSPO (2507.18071)
-    CISPO        -stopgrad(clip(r, 1 - low, 1 + high)) A log p               (2506.13585): every token keeps a gradient
-    REINFORCE    -A log p, or -r A around the behaviour policy
-    importance   w = min(p_old / p_behaviour, cap), without gradient         truncated importance sampling, per token or per sequence
+    clip         -min(r A, clip(r, 1 - low, 1 + high) A)          PPO (1707.06347), DAPO (2503.14476)
+    dual clip    -max(that objective, c A) where A < 0            (1912.09729), bounds an exploding r
+    sequence r   s = exp(mean over the sequence of log r)         GSPO (2507.18071)
+    cispo        -stopgrad(clip(r, 1 - low, 1 + high)) A log p    CISPO (2506.13585)
+    reinforce    -A log p, or -r A with ratio_base = behaviour
+    old          times w = min(p_old / p_behaviour, cap), without gradient (2110.00641)
 """
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field, model_validator
+
+from ludus.algorithms.algorithm import Tokens
+from ludus.algorithms.registry import loss, piece
+from ludus.config import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Diagnostics = dict[str, "Tensor"]
 MAX_LOG_RATIO = 20.0
-"""exp of more is useless as a ratio, and an infinite one would turn the clipped branch's zero gradient into NaN."""
+"""exp of more is useless as a ratio, and infinity would turn the clipped branch's gradient into NaN."""
+
+
+class LossOptions(Section):
+    ratio_base: str = "old"
+
+
+class CispoOptions(LossOptions):
+    clip_low: float = Field(default=0.2, ge=0, le=1)
+    """The ratio is clipped at 1 - clip_low. 1 leaves this side open."""
+    clip_high: float = Field(default=0.2, ge=0)
+    """The ratio is clipped at 1 + clip_high."""
+
+
+class ClipOptions(CispoOptions):
+    ratio: Literal["token", "sequence"] = "token"
+    """token: one ratio per token. sequence: the geometric mean over the sequence (GSPO)."""
+    dual_clip: float = Field(default=0.0, ge=0)
+    """Bounds the loss of a token with negative advantage at this multiple of it; 3 is usual. 0
+    disables it."""
+
+    @model_validator(mode="after")
+    def _dual_clip_is_outside(self) -> ClipOptions:
+        if 0 < self.dual_clip <= 1 + self.clip_high:
+            raise ValueError(
+                f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
+            )
+        return self
+
+
+@loss("clip")
+def clip(tokens: Tokens, options: ClipOptions) -> tuple[Tensor, Diagnostics]:
+    base, advantages = base_of(tokens, options), tokens.advantages
+    by_token = options.ratio == "token"
+    ratio = ratios(tokens.logprobs, base) if by_token else sequence_ratios(tokens.logprobs, base, rows=_rows(tokens))
+    low, high, dual = options.clip_low, options.clip_high, options.dual_clip
+    detached = ratio.detach()
+    diagnostics = {"ratio": detached, "clipped": clipped_share(detached, advantages, low=low, high=high)}
+    if dual:
+        diagnostics["dual_clipped"] = dual_clipped_share(detached, advantages, dual=dual)
+    return clipped_surrogate(ratio, advantages, low=low, high=high, dual=dual), diagnostics
+
+
+@loss("cispo")
+def cispo_loss(tokens: Tokens, options: CispoOptions) -> tuple[Tensor, Diagnostics]:
+    ratio = ratios(tokens.logprobs, base_of(tokens, options))
+    low, high, detached = options.clip_low, options.clip_high, ratio.detach()
+    outside = (detached > 1 + high) | (detached < 1 - low)
+    diagnostics = {"ratio": detached, "clipped": outside.to(ratio.dtype)}
+    return cispo(tokens.logprobs, ratio, tokens.advantages, low=low, high=high), diagnostics
+
+
+@loss("reinforce")
+def reinforce(tokens: Tokens, options: LossOptions) -> tuple[Tensor, Diagnostics]:
+    ratio = ratios(tokens.logprobs, base_of(tokens, options))
+    likelihood = tokens.logprobs if options.ratio_base == "old" else ratio
+    return -tokens.advantages * likelihood, {"ratio": ratio.detach()}
+
+
+class OldOptions(Section):
+    importance: Literal["token", "sequence"] = "token"
+    """Importance weight per token, or the product over the sequence."""
+    importance_cap: float = Field(default=2.0, ge=0)
+    """Importance weights are min(p_old / p_behaviour, cap): they correct for staleness and for the
+    engine's rounding. 0 disables them."""
+
+    @model_validator(mode="after")
+    def _has_weights(self) -> OldOptions:
+        if self.importance != "token" and not self.importance_cap:
+            raise ValueError("algorithm.importance counts only with an importance_cap; leave it out")
+        return self
+
+
+class BehaviourOptions(Section):
+    importance_cap: float = 0.0
+    """0: with the behaviour policy as the base, the ratio itself is the correction."""
+
+    @model_validator(mode="after")
+    def _has_no_weights(self) -> BehaviourOptions:
+        if self.importance_cap:
+            raise ValueError(
+                f"algorithm.importance_cap is {self.importance_cap}, which counts only with ratio_base 'old'; with "
+                "'behaviour' the ratio itself is the correction. Leave it out"
+            )
+        return self
+
+
+@piece("ratio_base", "old")
+def old_policy(tokens: Tokens, options: OldOptions) -> Tensor | None:
+    """The importance weights, or None where the loss has none."""
+    old, behaviour, cap = tokens.old_logprobs, tokens.behaviour_logprobs, options.importance_cap
+    if not cap:
+        return None
+    if options.importance == "token":
+        return importance_weights(old, behaviour, cap=cap)
+    return sequence_importance_weights(old, behaviour, cap=cap, rows=_rows(tokens))
+
+
+@piece("ratio_base", "behaviour")
+def behaviour_policy(tokens: Tokens, options: BehaviourOptions) -> Tensor | None:
+    return None
+
+
+def base_of(tokens: Tokens, options: LossOptions) -> Tensor:
+    return tokens.old_logprobs if options.ratio_base == "old" else tokens.behaviour_logprobs
 
 
 def ratios(logprobs: Tensor, base: Tensor) -> Tensor:
     """p / p_base per token, with the gradient of p."""
-    return torch.exp((logprobs - base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
+    return (logprobs - base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
 def sequence_ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's sequence, at every token of it. `rows[t]` is the sequence of token t.
-
-    Per sequence, also where a trajectory forked into several: they may lie in different microbatches.
-    """
+    """The geometric mean of the ratios of a token's sequence, at each of its tokens. `rows[t]` is the
+    sequence of token t. A trajectory that forked has one per sequence, because its sequences may be in
+    different microbatches."""
     logs = logprobs - base
-    means = _row_sums(logs, rows) / _row_sums(torch.ones_like(logs), rows)
-    return torch.exp(means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))[rows]
+    means = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
+    return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[rows]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float = 0.0) -> Tensor:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), never above -dual x A where A < 0 and `dual` is set."""
-    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
+    """-min(r A, clip(r, 1 - low, 1 + high) A); if `dual` is set, at most -dual x A where A < 0."""
+    objective = (ratio * advantages).minimum(ratio.clamp(1 - low, 1 + high) * advantages)
     if dual:
-        objective = torch.where(advantages < 0, torch.maximum(objective, dual * advantages), objective)
+        objective = objective.maximum(dual * advantages).where(advantages < 0, objective)
     return -objective
 
 
 def clipped_share(ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """1 where the clip took a token's gradient away, else 0."""
+    """1 where the clip removed a token's gradient, else 0."""
     above = (ratio > 1 + high) & (advantages > 0)
     below = (ratio < 1 - low) & (advantages < 0)
     return (above | below).to(ratio.dtype)
@@ -54,20 +168,24 @@ def dual_clipped_share(ratio: Tensor, advantages: Tensor, *, dual: float) -> Ten
 
 
 def cispo(logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, low: float, high: float) -> Tensor:
-    """The clipped ratio is a weight without gradient. `high` is an offset from 1, not an absolute cap; low = 1 leaves that side open."""
+    """The clipped ratio is a weight without gradient, so every token keeps a gradient."""
     return -ratio.detach().clamp(1 - low, 1 + high) * advantages * logprobs
 
 
 def importance_weights(old: Tensor, behaviour: Tensor, *, cap: float) -> Tensor:
     """min(p_old / p_behaviour, cap) per token, without gradient (truncated importance sampling)."""
-    return torch.exp((old - behaviour).detach()).clamp(max=cap)
+    return (old - behaviour).detach().exp().clamp(max=cap)
 
 
 def sequence_importance_weights(old: Tensor, behaviour: Tensor, *, cap: float, rows: Tensor) -> Tensor:
-    """min(product of p_old / p_behaviour over the sequence, cap), at every token of it. Grows or vanishes with its length."""
-    return torch.exp(_row_sums((old - behaviour).detach(), rows)).clamp(max=cap)[rows]
+    """min(product of p_old / p_behaviour over the sequence, cap), at each of its tokens."""
+    return _row_sums((old - behaviour).detach(), rows).exp().clamp(max=cap)[rows]
+
+
+def _rows(tokens: Tokens) -> Tensor:
+    assert tokens.rows is not None, "a sequence ratio needs to know which sequence a token belongs to"
+    return tokens.rows
 
 
 def _row_sums(values: Tensor, rows: Tensor) -> Tensor:
-    sums = torch.zeros(int(rows.max()) + 1 if len(rows) else 0, dtype=values.dtype, device=values.device)
-    return sums.index_add(0, rows, values)
+    return values.new_zeros(int(rows.max()) + 1 if len(rows) else 0).index_add(0, rows, values)

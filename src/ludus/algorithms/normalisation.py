@@ -1,11 +1,14 @@
-"""Advantages normalised over more than a group, on the very values that the loss consumes. Promise: mean 0 and std 1 on them.
+"""Advantages normalised over more than a group. Promise: mean 0 and std 1 of the values in the loss.
 
-    whiten           A~ = (A - mu) / sigma           over the sampled tokens of the batch: REINFORCE++ (2501.03262)
-    by environment   A~ = (A - mu_e) / sigma_e       over those of one environment: task advantage normalisation (AgentRL, 2510.04206)
+    batch            A~ = (A - mu) / sigma        over the sampled tokens of the batch
+                     REINFORCE++ (2501.03262)
+    task_normalise   A~ = (A - mu_e) / sigma_e    over those of one environment
+                     task advantage normalisation (AgentRL, 2510.04206)
 
-Statistics count every token once (as published), or every trajectory once: then long trajectories do not dominate mu and sigma.
-`centre = False` divides by the deviation from 0 only, which keeps signs, and keeps a group of equal rewards at 0; with `centre` such a
-group gets -mu / sigma, as in the paper. Left out: the published epsilon of 1e-6 under sigma; values that are equal give exactly 0.
+Statistics count every token once (as published), or every trajectory once, so that long trajectories
+do not dominate. `centre = False` divides by the root mean square only, which keeps signs and keeps a
+group of equal rewards at 0; otherwise such a group gets -mu / sigma, as in the paper. Left out: the
+published epsilon of 1e-6 under sigma; equal values give exactly 0.
 """
 
 from __future__ import annotations
@@ -18,8 +21,31 @@ from typing import Literal
 import numpy as np
 
 from ludus.algorithms.advantages import differs
+from ludus.algorithms.registry import piece
+from ludus.config import Section
 
 Statistics = Literal["token", "trajectory"]
+
+
+class TaskOptions(Section):
+    task_centre: bool = True
+    """Subtract the environment's mean. false: only scale, so that signs stay and a group of equal
+    rewards stays at 0."""
+
+
+@piece("task_normalise", "none")
+def unchanged(tokens: list[np.ndarray], environments: Seq[str], options: Section) -> list[np.ndarray]:
+    return tokens
+
+
+@piece("task_normalise", "token")
+def by_token(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
+    return whiten_by(tokens, environments, statistics="token", centre=options.task_centre)
+
+
+@piece("task_normalise", "trajectory")
+def by_trajectory(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
+    return whiten_by(tokens, environments, statistics="trajectory", centre=options.task_centre)
 
 
 def whiten(
@@ -29,9 +55,9 @@ def whiten(
     centre: bool = True,
     counted: Seq[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """`values[i]` are the advantages of the sampled tokens of trajectory i; the answer has the same shape.
+    """`values[i]`: the advantages of the sampled tokens of trajectory i; the result has the same shape.
 
-    `counted[i]`, where it is given, marks the tokens that the statistics are of, such as one for each turn."""
+    `counted[i]` marks the tokens that enter the statistics, such as one for each turn."""
     flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)
     own_weights = counted or [_weights(len(own), statistics) for own in values]
     weights = np.concatenate([*own_weights, np.zeros(0)]).astype(np.float64)
@@ -45,7 +71,7 @@ def whiten(
 def whiten_by(
     values: Seq[np.ndarray], keys: Seq[Hashable], *, statistics: Statistics = "token", centre: bool = True
 ) -> list[np.ndarray]:
-    """`whiten` among the trajectories of each key, such as an environment's name."""
+    """`whiten` among the trajectories with equal keys, such as an environment's name."""
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         members[key].append(index)

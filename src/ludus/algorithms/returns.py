@@ -1,15 +1,17 @@
-"""What an action is worth by what came after it: returns-to-go, and generalised advantage estimation given a critic's values.
+"""The worth of an action by the rewards after it: returns-to-go, and GAE given a critic's values.
 
-Promise: rewards are credited to the action that earned them and to those before it, never to one after it or to an observation.
+Promise: a reward is credited to the action that earned it and to those before it, never to a later
+one or to an observation.
 
-    return to go     G_k = rho_k + gamma G_{k+1}                                     rho_k: reward of turn k's observation
-    GAE              delta_t = rho_t + gamma V_{t+1} - V_t,   A_t = delta_t + gamma lambda A_{t+1}          (1506.02438)
-    token GAE        the same over sampled tokens only; a turn's reward on its last sampled token
-    turn GAE         the same over turns, V_k read before the turn's first sampled token                    (Agent-R1, 2511.14460)
-    bi-level GAE     turn GAE over the values at turn ends, then token GAE inside each turn, ending in it   (VAGEN, RAGEN)
+    return_to_go     A_k = G_k - mean of the others' G_0,   G_k = rho_k + gamma G_{k+1}
+                     rho_k: reward of turn k's observation
+    GAE              delta_t = rho_t + gamma V_{t+1} - V_t
+                     A_t = delta_t + gamma lambda A_{t+1}                          (1506.02438)
+    bi-level GAE     GAE over the values at turn ends, then GAE over the tokens of each turn, which
+                     ends in the turn's return                                     (VAGEN, RAGEN)
 
-gamma is `discount`, lambda is `gae_lambda`. A session that was cut bootstraps with `last_value`; one that was done does not (0).
-Left out: the critic, and whitening (see `normalisation`).
+gamma is `discount`, lambda is `gae_lambda`. A session that was cut bootstraps with `last_value`; for
+one that was done it is 0.
 """
 
 from __future__ import annotations
@@ -18,11 +20,21 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 
-from ludus.types import Trajectory
+from ludus.algorithms.advantages import Discounted, mean_of_others
+from ludus.algorithms.registry import advantage
+from ludus.types import Group, Trajectory
+
+
+@advantage("return_to_go")
+def return_to_go_advantages(group: Group, options: Discounted) -> list[np.ndarray]:
+    returns = [return_to_go(turn_rewards(t), discount=options.discount) for t in group.trajectories]
+    whole = [float(own[0]) if len(own) else 0.0 for own in returns]
+    return [own - mean_of_others(whole, i) for i, own in enumerate(returns)]
 
 
 def turn_rewards(trajectory: Trajectory) -> np.ndarray:
-    """(K,) what each turn's action earned. The first observation's reward was earned by no action, and is not in it."""
+    """(K,) the reward of each turn's action. No action earned the first observation's reward, so it is
+    left out."""
     return np.array([turn.observation.reward for turn in trajectory.turns], dtype=np.float64)
 
 
@@ -47,7 +59,8 @@ def gae(
 
 
 def token_rewards(rewards: Seq[float], *, sampled: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """(T,) each turn's reward on its last sampled token. A turn that sampled nothing passes its reward to the turn before it."""
+    """(T,) each turn's reward on its last sampled token. A turn without sampled tokens passes its
+    reward to the turn before it."""
     placed, carried = np.zeros(len(sampled)), 0.0
     for turn in reversed(range(len(rewards))):
         own = np.flatnonzero(sampled & (turns == turn))
@@ -55,23 +68,6 @@ def token_rewards(rewards: Seq[float], *, sampled: np.ndarray, turns: np.ndarray
         if len(own):
             placed[own[-1]], carried = carried, 0.0
     return placed
-
-
-def token_gae(
-    rewards: np.ndarray,
-    values: np.ndarray,
-    *,
-    sampled: np.ndarray,
-    discount: float,
-    gae_lambda: float,
-    last_value: float = 0.0,
-) -> np.ndarray:
-    """(T,) over sampled tokens; observations neither discount nor carry anything, and get 0."""
-    advantages = np.zeros(len(sampled))
-    advantages[sampled] = gae(
-        rewards[sampled], values[sampled], discount=discount, gae_lambda=gae_lambda, last_value=last_value
-    )
-    return advantages
 
 
 def bilevel_gae(
@@ -86,7 +82,7 @@ def bilevel_gae(
     token_lambda: float = 1.0,
     last_value: float = 0.0,
 ) -> np.ndarray:
-    """(T,) from (K,) rewards per turn and (T,) values. Turn ends come from `turns`, never from where a reward is not 0."""
+    """(T,) from (K,) rewards per turn and (T,) values. `turns` gives the turn ends: a reward may be 0."""
     own = [np.flatnonzero(sampled & (turns == turn)) for turn in range(len(rewards))]
     assert all(map(len, own)), "every turn has sampled tokens"
     ends = np.array([positions[-1] for positions in own], dtype=np.int64)

@@ -1,25 +1,72 @@
-"""Rewards that the algorithm changes before it compares them. Promise: what is recorded stays what the environment said.
+"""Rewards that the algorithm changes before it compares them. Stored trajectories keep the
+environment's rewards.
 
-    unfinished    R = unfinished_reward where a session ended without `done`                         AgentRL (2510.04206), -0.2 there
-    overlong      R + penalty: 0 up to `start` sampled tokens, then linear to -1 at `end`            DAPO's soft punishment (2503.14476)
+    unfinished    R = unfinished_reward if a session ended without `done`    AgentRL (2510.04206), -0.2 there
+    overlong      R + penalty: 0 up to the first number of sampled tokens, then linear to -1 at the
+                  second                                                     DAPO (2503.14476)
 
-The unfinished reward takes the place of all a session earned. It sits on the last turn, and so does the penalty.
-Left out: DAPO's mask of overlong answers.
+The unfinished reward replaces all that a session earned. It is placed on the last turn, and so is the
+penalty. Left out: DAPO's mask of overlong answers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from ludus.config import AlgorithmConfig
+from pydantic import model_validator
+
+from ludus.algorithms.registry import reward
+from ludus.config import Section
 from ludus.types import Group, Observation, Stop, Trajectory
 
 
-def shaped(group: Group, *, config: AlgorithmConfig) -> Group:
-    """The very same group where nothing is configured."""
-    if config.unfinished_reward is None and config.overlong is None:
+class UnfinishedOptions(Section):
+    unfinished_reward: float | None = None
+    """Reward of a session that ended without `done`, in place of all it earned (AgentRL: -0.2). Unset:
+    what it earned."""
+
+
+class OverlongOptions(Section):
+    overlong: tuple[int, int] | None = None
+    """Penalty on long sessions (DAPO): 0 up to the first number of sampled tokens, then linear to -1
+    at the second. Unset: no penalty."""
+
+    @model_validator(mode="after")
+    def _lengths_grow(self) -> OverlongOptions:
+        if self.overlong is not None and not 0 <= self.overlong[0] < self.overlong[1]:
+            raise ValueError(
+                f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
+            )
+        return self
+
+
+@reward("unfinished")
+def unfinished(group: Group, options: UnfinishedOptions) -> Group:
+    wanted = options.unfinished_reward
+    if wanted is None:
         return group
-    return replace(group, trajectories=tuple(_shaped(trajectory, config) for trajectory in group.trajectories))
+
+    def shape(trajectory: Trajectory) -> Trajectory:
+        if trajectory.stop is Stop.DONE:
+            return trajectory
+        return _with_last_reward(_without_rewards(trajectory), wanted)
+
+    return _each(group, shape)
+
+
+@reward("overlong")
+def overlong(group: Group, options: OverlongOptions) -> Group:
+    if options.overlong is None:
+        return group
+    start, end = options.overlong
+
+    def shape(trajectory: Trajectory) -> Trajectory:
+        num_tokens = sum(sequence.num_sampled for sequence in trajectory.sequences)
+        penalty = overlong_penalty(num_tokens, start=start, end=end)
+        return _with_last_reward(trajectory, _last(trajectory).reward + penalty)
+
+    return _each(group, shape)
 
 
 def overlong_penalty(num_tokens: int, *, start: int, end: int) -> float:
@@ -27,15 +74,8 @@ def overlong_penalty(num_tokens: int, *, start: int, end: int) -> float:
     return -min(1.0, max(0.0, (num_tokens - start) / (end - start)))
 
 
-def _shaped(trajectory: Trajectory, config: AlgorithmConfig) -> Trajectory:
-    if config.unfinished_reward is not None and trajectory.stop is not Stop.DONE:
-        trajectory = _with_last_reward(_without_rewards(trajectory), config.unfinished_reward)
-    if config.overlong is not None:
-        start, end = config.overlong
-        said = sum(sequence.num_sampled for sequence in trajectory.sequences)
-        penalty = overlong_penalty(said, start=start, end=end)
-        trajectory = _with_last_reward(trajectory, _last(trajectory).reward + penalty)
-    return trajectory
+def _each(group: Group, shape: Callable[[Trajectory], Trajectory]) -> Group:
+    return replace(group, trajectories=tuple(map(shape, group.trajectories)))
 
 
 def _last(trajectory: Trajectory) -> Observation:

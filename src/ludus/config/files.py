@@ -12,6 +12,7 @@ from typing import Any, get_args, get_origin
 
 import tomli_w
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from ludus.config.run import RunConfig
 from ludus.config.section import Section
@@ -33,22 +34,9 @@ def load_config(
     without: Iterable[str] = (),
     environments: Mapping[str, str] | None = None,
 ) -> RunConfig:
-    """The resolved run: the TOML file (if any) less its sections `without`, with `environments` and their sources beside those it has
-    (what it says about one of them stays), then overrides such as "trainer.lr=1e-4"."""
-    data: dict[str, Any] = {}
-    if path is not None:
-        try:
-            data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                f"run file {str(path)!r} does not exist; expected a TOML file. Those that are shipped are in the checkout's configs/."
-            ) from None
-        except OSError as error:
-            raise ConfigError(
-                f"run file {str(path)!r} cannot be read: {error.strerror}; expected a TOML file"
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
+    """The resolved run: the TOML file (if any) without the sections `without`, plus `environments`
+    (name to source; the file's keys for them stay), plus overrides such as "trainer.lr=1e-4"."""
+    data = {} if path is None else _read(Path(path))
     for section in without:
         data.pop(section, None)
     for name, source in (environments or {}).items():
@@ -69,6 +57,19 @@ def dump_config(config: RunConfig) -> str:
     return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
 
 
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"run file {str(path)!r} does not exist; expected a TOML file. The checkout's configs/ has examples."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"run file {str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"run file {str(path)!r} is not valid TOML: {error}") from None
+
+
 def _apply(data: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
@@ -78,7 +79,7 @@ def _apply(data: dict[str, Any], override: str) -> None:
 
 
 def _section(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
-    """The section at this path, made where there is none."""
+    """The section at this path, created if there is none."""
     for name in path:
         data = data.setdefault(name, {})
         if not isinstance(data, dict):
@@ -87,7 +88,8 @@ def _section(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str, *, annotation: Any) -> Any:
-    """A TOML value where it is one; else, and wherever text is expected, the characters themselves: name=2024, model.name=tiny."""
+    """The text as a TOML value; the text itself if it is none or if the key expects text, as in
+    name=2024 or model.name=tiny."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -96,45 +98,47 @@ def _value(text: str, *, annotation: Any) -> Any:
 
 
 def _explain(detail: Any) -> str:
+    """A validation error in one sentence."""
     path = [str(part) for part in detail["loc"]]
-    key = ".".join(path)
-    if detail["type"] == "extra_forbidden":
-        if key in RENAMED:
-            return f"{key} was renamed to {RENAMED[key]}"
-        known = _fields_at(path[:-1])
-        near = nearest(path[-1], known)
-        return f"unknown key {key!r}.{near} Known here: {', '.join(known)}."
-    if detail["type"] == "model_type":
-        return f"{key}: expected a section with keys {', '.join(_fields_at(path))} (got {detail['input']!r})"
-    if detail["type"] == "string_pattern_mismatch":
-        return f"{key} is {detail['input']!r}; expected another form. {_description_at(path)}"
-    got = "" if detail["type"] == "value_error" else f" (got {detail['input']!r})"
-    near = nearest(str(detail["input"]), _choices_at(path)) if detail["type"] == "literal_error" else ""
+    key, kind, given = ".".join(path), detail["type"], detail["input"]
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{key}: {message}{got}{near}" if key else message
+    if key in RENAMED:
+        return f"{key} was renamed to {RENAMED[key]}"
+    if kind == "extra_forbidden":
+        known = _keys_at(path[:-1])
+        return f"unknown key {key!r}.{nearest(path[-1], known)} Known here: {', '.join(known)}."
+    if kind == "missing":
+        return f"{key} is required. {_help_at(path)}"
+    if kind == "model_type":
+        return f"{key}: expected a section with keys {', '.join(_keys_at(path))} (got {given!r})"
+    if kind == "string_pattern_mismatch":
+        return f"{key} is {given!r}; expected another form. {_help_at(path)}"
+    got = "" if kind in ("value_error", "option") else f" (got {given!r})"
+    near = nearest(str(given), map(str, get_args(_annotation_at(path)))) if kind == "literal_error" else ""
+    named = not key or message.startswith((f"{key} ", f"{key}."))
+    return f"{message}{got}{near}" if named else f"{key}: {message}{got}{near}"
 
 
 def _annotation_at(path: Sequence[str]) -> Any:
-    """The type at a dotted path of the tree; Any inside an environment's own options, None where the tree has nothing."""
+    """The type at a dotted path of the tree; None if the tree has no such key."""
     annotation: Any = RunConfig
     for part in path:
         if isinstance(annotation, type) and issubclass(annotation, Section):
-            field = annotation.model_fields.get(part)
+            field = annotation.fields().get(part)
             annotation = field.annotation if field else None
         else:  # a name inside a mapping: environments.NAME
             annotation = get_args(annotation)[1] if get_origin(annotation) is dict else None
     return annotation
 
 
-def _fields_at(path: Sequence[str]) -> list[str]:
+def _fields_at(path: Sequence[str]) -> dict[str, FieldInfo]:
     section = _annotation_at(path)
-    return sorted(section.model_fields) if isinstance(section, type) and issubclass(section, Section) else []
+    return section.fields() if isinstance(section, type) and issubclass(section, Section) else {}
 
 
-def _description_at(path: Sequence[str]) -> str:
-    section = _annotation_at(path[:-1])
-    return section.model_fields[path[-1]].description or ""
+def _keys_at(path: Sequence[str]) -> list[str]:
+    return sorted(_fields_at(path))
 
 
-def _choices_at(path: Sequence[str]) -> list[str]:
-    return [str(choice) for choice in get_args(_annotation_at(path))]
+def _help_at(path: Sequence[str]) -> str:
+    return " ".join((_fields_at(path[:-1])[path[-1]].description or "").split())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
-from ludus.config.algorithm import BY_VALUES, AlgorithmConfig, CriticConfig
+from ludus.config.algorithm import AlgorithmConfig, CriticConfig
 from ludus.config.engine import EngineConfig
 from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, WorkersConfig
 from ludus.config.evaluation import EvaluationConfig, StoreConfig
@@ -20,11 +20,12 @@ from ludus.config.trainer import EvolveConfig, SftConfig, TrainerConfig
 
 class RunConfig(Section):
     name: str = Field(default="run", pattern=r"^[\w+-][\w.+-]*$")
-    """The run's folder is STORE.FOLDER/NAME. Letters, digits, and . _ + - inside."""
+    """Name of the run; its folder is STORE.FOLDER/NAME. Letters, digits, and . _ + - inside."""
     seed: int = 0
-    """Decides the draw of tasks, the noise of every attempt, and the weights of `tiny`."""
+    """Seed of the order of tasks, of the noise of every attempt, and of the weights of `tiny`."""
     devices: tuple[str, ...] = Field(default=(), max_length=2)
-    """Where the engine computes and where the trainer does, e.g. ["cuda:0", "cuda:1"]. One name: both; none: both on model.device."""
+    """Devices of engine and trainer, such as ["cuda:0", "cuda:1"]. One name: both. Empty: both on
+    model.device."""
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
     workers: WorkersConfig = WorkersConfig()
@@ -34,9 +35,9 @@ class RunConfig(Section):
     pipeline: PipelineConfig = PipelineConfig()
     curriculum: CurriculumConfig = CurriculumConfig()
     horizons: dict[str, HorizonConfig] = {}
-    """By environment: how its limit on turns grows. Without one it is max_turns throughout."""
+    """By environment: how its limit on turns grows. Without one the limit is max_turns."""
     cross_policy: CrossPolicyConfig = CrossPolicyConfig()
-    algorithm: AlgorithmConfig = AlgorithmConfig()
+    algorithm: SerializeAsAny[AlgorithmConfig] = Field(default_factory=AlgorithmConfig)
     critic: CriticConfig = CriticConfig()
     teacher: TeacherConfig = TeacherConfig()
     trainer: TrainerConfig = TrainerConfig()
@@ -52,11 +53,17 @@ class RunConfig(Section):
         return Path(self.store.folder) / self.name
 
     @model_validator(mode="after")
-    def _sound(self) -> RunConfig:
-        if self.rollout.min_group_size > self.rollout.group_size:
+    def _groups_can_be_complete(self) -> RunConfig:
+        rollout, advantage = self.rollout, self.algorithm.advantage
+        if rollout.min_group_size > rollout.group_size:
             raise ValueError(
-                f"rollout.min_group_size is {self.rollout.min_group_size}, above rollout.group_size {self.rollout.group_size}; "
+                f"rollout.min_group_size is {rollout.min_group_size}, above rollout.group_size {rollout.group_size}; "
                 "no group could ever be complete"
+            )
+        if rollout.group_size < 2 and self.algorithm.advantage_piece.compares:
+            raise ValueError(
+                f"rollout.group_size is 1 with algorithm.advantage {advantage!r}, which compares attempts with each "
+                "other; use at least 2, or advantage 'reward' or 'return_to_go'"
             )
         if unknown := self.horizons.keys() - self.environments.keys():
             raise ValueError(
@@ -68,95 +75,90 @@ class RunConfig(Section):
     def _devices_are_named_once(self) -> RunConfig:
         if self.devices and self.model.device != "auto":
             raise ValueError(
-                f"devices is {list(self.devices)} and model.device {self.model.device!r}; say it once, and leave one of them out"
+                f"devices is {list(self.devices)} and model.device {self.model.device!r}; leave one of them out"
             )
         return self
 
     @model_validator(mode="after")
-    def _server_renders_for_itself(self) -> RunConfig:
+    def _chat_engine_has_its_own_tokenizer(self) -> RunConfig:
         if self.engine.kind == "chat" and self.model != ModelConfig():
             raise ValueError(
-                f"model is set (name {self.model.name!r}) with engine.kind 'chat', which has its own tokenizer and template; leave the "
-                "section out, or use kind 'server' where the endpoint returns token ids"
+                f"model is set (name {self.model.name!r}) with engine.kind 'chat', which has its own tokenizer and "
+                "template; leave the section out, or use kind 'server' if the endpoint returns token ids"
             )
         return self
 
     @model_validator(mode="after")
-    def _learns(self) -> RunConfig:
-        """Combinations that are known not to."""
-        algorithm, bound = self.algorithm, self.pipeline.max_staleness
-        if self.rollout.group_size < 2 and algorithm.advantage in ("group", "leave_one_out", "gigpo"):
+    def _off_policy_tokens_are_corrected(self) -> RunConfig:
+        algorithm, others = self.algorithm, self.cross_policy.others
+        behaviour, masked = algorithm.ratio_base == "behaviour", algorithm.off_policy == "mask"
+        if others and not (behaviour or masked or algorithm.get("importance_cap")):
             raise ValueError(
-                f"rollout.group_size is 1 with algorithm.advantage {algorithm.advantage!r}, which compares attempts with each other; "
-                "use at least 2, or advantage 'reward' or 'return_to_go'"
+                "cross_policy: other policies' tokens would be trained without a correction for the policy that "
+                "sampled them; set algorithm.importance_cap, ratio_base 'behaviour', or off_policy 'mask'"
             )
-        corrected = algorithm.ratio_base == "behaviour" or algorithm.importance_cap or algorithm.off_policy == "mask"
-        if self.cross_policy.others and not corrected:
+        if masked and not others:
             raise ValueError(
-                "speakers beside the current policy would be trained without a correction for who spoke: set algorithm.importance_cap, "
-                "ratio_base 'behaviour', or off_policy 'mask'"
+                "algorithm.off_policy is 'mask', but only the current policy samples; set cross_policy.stale too"
             )
-        if algorithm.off_policy == "mask" and not self.cross_policy.others:
+        if not masked and (names := self.cross_policy.in_words):
             raise ValueError(
-                "algorithm.off_policy is 'mask', but only the current policy speaks; set cross_policy.stale too"
-            )
-        if algorithm.off_policy == "train" and (names := self.cross_policy.in_words):
-            raise ValueError(
-                f"algorithm.off_policy is 'train', but cross_policy.outside.{names[0]} gives words without logprobs, so that it cannot be the "
-                "behaviour policy of a ratio; set algorithm.off_policy = 'mask', or its kind = 'server' where it returns ids and logprobs"
+                f"algorithm.off_policy is 'train', but cross_policy.outside.{names[0]} returns text without logprobs, "
+                "so it cannot be the behaviour policy of a ratio; set algorithm.off_policy = 'mask', or its kind = "
+                "'server' if it returns token ids and logprobs"
             )
         servers = [name for name, outside in self.cross_policy.outside.items() if outside.kind == "server"]
         if servers and self.rollout.temperature != 1.0:
             raise ValueError(
-                f"cross_policy.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, but rollout.temperature is "
-                f"{self.rollout.temperature:g}; set it to 1, or kind = 'chat' with algorithm.off_policy = 'mask'"
+                f"cross_policy.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, "
+                f"but rollout.temperature is {self.rollout.temperature:g}; set it to 1, or kind = 'chat' with "
+                "algorithm.off_policy = 'mask'"
             )
-        bound = bound or bool(self.cross_policy.others and algorithm.off_policy == "train")
-        if algorithm.loss == "reinforce" and algorithm.ratio_base == "behaviour" and bound:
+        off_policy = self.pipeline.max_staleness > 0 or (bool(others) and not masked)
+        if algorithm.loss == "reinforce" and behaviour and off_policy:
             raise ValueError(
-                "algorithm.loss 'reinforce' around 'behaviour' is unclipped importance sampling, which collapses on stale tokens; above "
-                "pipeline.max_staleness 0 use loss 'clip' or 'cispo', or ratio_base 'old' with an importance_cap"
+                "algorithm.loss 'reinforce' with ratio_base 'behaviour' is unclipped importance sampling, which "
+                "collapses on stale tokens; with pipeline.max_staleness above 0 use loss 'clip' or 'cispo', or "
+                "ratio_base 'old' with an importance_cap"
             )
         return self
 
     @model_validator(mode="after")
     def _critic_is_there_and_used(self) -> RunConfig:
         advantage, kind = self.algorithm.advantage, self.critic.kind
-        fitting = ("archer",) if advantage == "archer" else ("head", "model") if advantage in BY_VALUES else ("none",)
-        if kind in fitting:
-            return self
-        if kind == "none":
-            raise ValueError(
-                f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to {' or '.join(fitting)}"
-            )
-        if fitting == ("none",):
+        fitting = self.algorithm.advantage_piece.critics
+        if kind != "none" and not fitting:
             raise ValueError(f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out")
-        raise ValueError(
-            f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks another: {' or '.join(fitting)}"
-        )
-
-    @model_validator(mode="after")
-    def _levels_can_be_scored(self) -> RunConfig:
-        if self.curriculum.score == "positive_value_loss" and self.critic.kind not in ("head", "model"):
+        if kind == "none" and fitting:
             raise ValueError(
-                f"curriculum.score is 'positive_value_loss', which is a critic's, and critic.kind is {self.critic.kind!r}; set it to head "
-                "or model with an advantage that asks one, or use score 'advantage'"
+                f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to "
+                f"{' or '.join(fitting)}"
+            )
+        if fitting and kind not in fitting:
+            raise ValueError(
+                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks another: {' or '.join(fitting)}"
+            )
+        if self.curriculum.score == "positive_value_loss" and kind not in ("head", "model"):
+            raise ValueError(
+                f"curriculum.score is 'positive_value_loss', which is a critic's, and critic.kind is {kind!r}; set it "
+                "to head or model with an advantage that asks one, or use score 'advantage'"
             )
         return self
 
     @model_validator(mode="after")
     def _teacher_is_there_and_used(self) -> RunConfig:
-        if (self.algorithm.advantage == "teacher") != bool(self.teacher.model):
+        algorithm = self.algorithm
+        if (algorithm.advantage == "teacher") != bool(self.teacher.model):
             raise ValueError(
-                f"teacher.model is {self.teacher.model!r} with algorithm.advantage {self.algorithm.advantage!r}; a teacher goes with "
-                "advantage 'teacher' and only with it"
+                f"teacher.model is {self.teacher.model!r} with algorithm.advantage {algorithm.advantage!r}; a teacher "
+                "goes with advantage 'teacher' and only with it"
             )
-        shaping = [key for key in ("unfinished_reward", "overlong") if getattr(self.algorithm, key) is not None]
-        if self.teacher.model and shaping:
-            raise ValueError(
-                f"algorithm.{shaping[0]} shapes the reward, but with advantage 'teacher' the teacher judges alone and rewards are not "
-                "trained on; leave it out"
-            )
+        for key in ("unfinished_reward", "overlong"):
+            if self.teacher.model and algorithm.get(key) is not None:
+                raise ValueError(
+                    f"algorithm.{key} shapes the reward, but with advantage 'teacher' the teacher judges alone and "
+                    "rewards are not trained on; leave it out"
+                )
         return self
 
     @model_validator(mode="after")
@@ -172,13 +174,14 @@ class RunConfig(Section):
             )
         if self.controller.token_file and places <= {HERE, WORKERS}:
             raise ValueError(
-                f"controller.token_file is {self.controller.token_file!r}, but no environment is at a controller's URL, and the run's own "
-                "workers have a token of their own; leave it out"
+                f"controller.token_file is {self.controller.token_file!r}, but no environment is at a controller's URL, "
+                "and the run's own workers have a token of their own; leave it out"
             )
         return self
 
     def only(self, names: Collection[str]) -> RunConfig:
-        """The run with these environments alone, and without what counted for the others: the resolved run must read back."""
+        """The run with these environments alone, and without sections that only the others used, so
+        that it reads back."""
         kept = {name: section for name, section in self.environments.items() if name in names}
         places = {section.at for section in kept.values()}
         workers = self.workers if WORKERS in places else WorkersConfig()

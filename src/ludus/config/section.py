@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
@@ -13,9 +14,9 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
     @classmethod
-    def keys(cls) -> list[str]:
-        """Every key that a run file may give here."""
-        return sorted(cls.model_fields)
+    def fields(cls) -> dict[str, FieldInfo]:
+        """Every key that a run file may have here."""
+        return cls.model_fields
 
     @field_validator("*", mode="before")
     @classmethod

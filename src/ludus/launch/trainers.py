@@ -67,7 +67,7 @@ def _critic(context: ModelContext, *, policy: PreTrainedModel, on_event: OnEvent
     if config.kind == "none":
         return None
     if config.kind == "archer":
-        discount, seed = context.config.algorithm.discount, context.config.seed
+        discount, seed = context.config.algorithm.get("discount"), context.config.seed
         return Archer(
             config, encoder=context.load_model(), trainer=trainer, discount=discount, seed=seed, on_event=on_event
         )

@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 
 from ludus.algorithms.algorithm import Algorithm
-from ludus.algorithms.filters import group_differs
-from ludus.algorithms.shaping import shaped
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
 from ludus.errors import (
@@ -201,8 +199,7 @@ class Loop:
             self._drop_small(order, group)
             return
         self._failed_in_a_row, self._last_group = 0, group
-        algorithm = self.config.algorithm
-        replaced = algorithm.filter == "dynamic" and not group_differs(shaped(group, config=algorithm))
+        replaced = not self.algorithm.wants(group)
         self.feed.settle(order, group, replaced=replaced)
         self._replaced_in_a_row = self._replaced_in_a_row + 1 if replaced else 0
         if replaced:
@@ -262,8 +259,8 @@ class Loop:
         )
 
     async def _batch(self, groups: tuple[Group, ...]) -> Batch:
-        """Make the batch. A critic's values are those of before the step."""
-        if self.config.critic.kind == "none":
+        """Make the batch. The values of a critic are those of before the step."""
+        if not self.algorithm.needs_values:
             return self.algorithm.batch(groups)
         loop = asyncio.get_running_loop()
 

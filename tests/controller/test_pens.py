@@ -28,7 +28,7 @@ def scene(play, *, author=Penned, limits=FEW, **options):
     """Runs `play(client)` with a client of that environment, called penned, and closes it."""
 
     async def main():
-        client = LocalClient([wrap(author, name="penned", options=options)], pens=limits)
+        client = LocalClient([wrap(author, name="penned", options=options)], pool_limits=limits)
         try:
             return await play(client)
         finally:

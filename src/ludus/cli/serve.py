@@ -89,7 +89,7 @@ def worker(
         host=host,
         port=port,
         drain_s=drain_s,
-        pens=PoolLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
+        pool_limits=PoolLimits(max_pens=slots, max_sessions=pen_sessions, max_bytes=int(pen_mb * 2**20)),
     )
 
 

@@ -18,7 +18,7 @@ from ludus.errors import (
     describe,
 )
 
-VERSION = 1
+VERSION = 2
 """Both ends of a link must speak the same one."""
 MAX_FRAME_BYTES = 64 * 2**20
 T = TypeVar("T")

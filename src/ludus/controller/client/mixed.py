@@ -1,4 +1,4 @@
-"""Environments in different places, behind one Client: each call goes to where its environment lives."""
+"""One Client for environments in several places: each call goes to the client of its environment."""
 
 from __future__ import annotations
 

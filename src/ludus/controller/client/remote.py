@@ -1,11 +1,11 @@
-"""Sessions at a controller, behind the interface of local ones. Promise: every call ends, with its answer or the cause; none is done twice.
+"""The Client of sessions at a controller. Promise: every call ends, with its answer or the cause; none is executed twice.
 
-    open, tasks ──▶ controller          one line
-    start, act, solve, close ──▶ worker one line per worker, shared by its sessions
-                         └─▶ controller where the worker cannot be reached from here: it relays the same calls
+    open, tasks ──▶ controller           one connection
+    start, act, solve, close ──▶ worker  one connection per worker, shared by its sessions
+                         └─▶ controller  where the worker cannot be reached from here: it relays the calls
 
-A session lives as long as its lease; one task renews those of all live sessions. Waiting, dialling and repeating happen here; what is
-safe to repeat was decided by the protocol's ids.
+A session lives as long as its lease; one task renews the leases of all live sessions. This module waits,
+reconnects and repeats; the ids in the records make repeats safe.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from ludus.wire.reconnect import ReconnectingConnection, Unreachable, link_url
 LEASE_S = 60.0
 WAIT_S = 300.0
 PATIENCE_S = 30.0
-"""How long a controller may be away before its clients give up: long enough for a restart."""
+"""Seconds that a client waits for a controller that is away: long enough for a restart."""
 GRACE_S = 30.0
-"""Beyond its own limit, until a call counts as lost: the worker stops the environment's code, and needs a moment to say so."""
+"""Added to a call's own limit before it counts as lost: the worker needs a moment to report a timeout."""
 TASKS_S = 120.0
 CLOSE_S = 5.0
 PAUSE_S = 0.2
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteClient:
-    """A Client at a controller. `await RemoteClient.connect(url)` makes one that knows which environments are there."""
+    """`await RemoteClient.connect(url)` makes one that knows the controller's environments."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class RemoteClient:
         session_timeout_s: float = 3600.0,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """wait_s: how long a session may queue for a slot. session_timeout_s: what a worker allows a session in all."""
+        """`wait_s` limits a session's wait for a slot, `session_timeout_s` its whole time on the worker."""
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
         self.patience_s = patience_s
         self.controller = ReconnectingConnection(
@@ -84,7 +84,7 @@ class RemoteClient:
         self.live: dict[str, RemoteSession] = {}
         self._id = secrets.token_hex(8)
         self._requests = itertools.count()
-        self._lines: dict[str, ReconnectingConnection] = {}
+        self._connections: dict[str, ReconnectingConnection] = {}
         self._described: dict[str, Described] = {}
         self._renewing: asyncio.Task[None] | None = None
 
@@ -130,7 +130,7 @@ class RemoteClient:
         )
         async with self._clock("open", self.wait_s + timeout_s + GRACE_S):
             opened: Opened = await self._with_patience(lambda: self._open(wanted))
-        session = RemoteSession(opened, client=self, line=self._line_to(opened), timeout_s=timeout_s)
+        session = RemoteSession(opened, client=self, connection=self._connection_to(opened), timeout_s=timeout_s)
         self.live[opened.session_id] = session
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_for_ever())
@@ -140,7 +140,7 @@ class RemoteClient:
         await asyncio.gather(*(session.close() for session in list(self.live.values())))
         if self._renewing is not None:
             self._renewing.cancel()
-        await asyncio.gather(self.controller.close(), *(line.close() for line in self._lines.values()))
+        await asyncio.gather(self.controller.close(), *(each.close() for each in self._connections.values()))
 
     def new_request_id(self) -> str:
         return f"{self._id}-{next(self._requests)}"
@@ -150,22 +150,22 @@ class RemoteClient:
         try:
             opened: Opened = await self.controller.call("open", wanted, answer=Opened)
         except BaseException:
-            # nobody waits for it any more, but it may well be open by now; if this is not heard, its lease runs out
+            # it may be open by now although nobody waits for it; if this message is lost, its lease expires
             self.controller.tell("withdraw", Withdraw(wanted.request_id))
             raise
         return opened
 
     async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """An environment that was on offer and has no worker just now may have one again soon: workers and controllers are restarted.
-        A request that is gone was given up there, because its connection broke while it waited; it is made again."""
+        """Repeats a request while the environment has no worker: workers and controllers are restarted.
+
+        A request that is gone was given up by the controller, because the connection broke while it waited.
+        """
         give_up = time.monotonic() + self.patience_s
         while True:
             try:
                 return await ask()
             except (ControllerFailed, WorkerLost) as error:
-                status = getattr(
-                    error, "status", NOBODY
-                )  # lost before anything was done: as if there had been no worker
+                status = getattr(error, "status", NOBODY)  # WorkerLost has none: it was lost before anything was done
                 if status not in (NOBODY, GONE) or time.monotonic() > give_up:
                     raise
             await asyncio.sleep(PAUSE_S)
@@ -181,12 +181,13 @@ class RemoteClient:
                 raise
             raise ControllerFailed(f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s") from None
 
-    def _line_to(self, opened: Opened) -> ReconnectingConnection:
+    def _connection_to(self, opened: Opened) -> ReconnectingConnection:
         if not opened.address:
             return self.controller
-        if opened.address not in self._lines:
-            self._lines[opened.address] = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
-        return self._lines[opened.address]
+        if opened.address not in self._connections:
+            connection = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
+            self._connections[opened.address] = connection
+        return self._connections[opened.address]
 
     def _ended(self, ended: Ended) -> None:
         if (session := self.live.get(ended.session_id)) is not None:
@@ -197,30 +198,32 @@ class RemoteClient:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self.lease_s / 3)
-            on: dict[ReconnectingConnection, list[str]] = defaultdict(list)
+            by_connection: dict[ReconnectingConnection, list[str]] = defaultdict(list)
             for session_id, session in self.live.items():
-                on[session.line].append(session_id)
-            await asyncio.gather(*(self._renew(line, tuple(ids)) for line, ids in on.items()))
+                by_connection[session.connection].append(session_id)
+            await asyncio.gather(*(self._renew(each, tuple(ids)) for each, ids in by_connection.items()))
 
-    async def _renew(self, line: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
-        """In time or not at all: whoever acts on a session that was lost meanwhile hears of it then."""
+    async def _renew(self, connection: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
+        """A renewal that fails is only logged: the next call on a session that is lost raises the cause."""
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                over = await self._ended_among(session_ids, line=line)
-                if over and line is not self.controller:  # it may be somebody else's address; the controller knows
-                    over = await self._ended_among(over, line=self.controller)
+                over = await self._ended_among(session_ids, connection=connection)
+                if over and connection is not self.controller:  # another worker may have taken over the address
+                    over = await self._ended_among(over, connection=self.controller)
         except (LudusError, TimeoutError) as error:
             _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
             return
         for session_id in over:
             self._ended(Ended(session_id, cause="lease"))
 
-    async def _ended_among(self, session_ids: tuple[str, ...], *, line: ReconnectingConnection) -> tuple[str, ...]:
-        """Renews the leases; answers with the sessions that have none any more."""
+    async def _ended_among(
+        self, session_ids: tuple[str, ...], *, connection: ReconnectingConnection
+    ) -> tuple[str, ...]:
+        """Renews the leases and returns the sessions that are over."""
         try:
-            renewed: Renewed = await line.call("renew", Renew(session_ids), answer=Renewed)
+            renewed: Renewed = await connection.call("renew", Renew(session_ids), answer=Renewed)
         except Unreachable:
-            if line is self.controller:
+            if connection is self.controller:
                 raise
             return session_ids
         return renewed.ended
@@ -229,10 +232,12 @@ class RemoteClient:
 class RemoteSession:
     """A live session on a worker, as a client sees it."""
 
-    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "line")
+    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "connection")
 
-    def __init__(self, opened: Opened, *, client: RemoteClient, line: ReconnectingConnection, timeout_s: float) -> None:
-        self.line = line
+    def __init__(
+        self, opened: Opened, *, client: RemoteClient, connection: ReconnectingConnection, timeout_s: float
+    ) -> None:
+        self.connection = connection
         self._opened, self._client, self._timeout_s = opened, client, timeout_s
         self._turn = 0
         self._over = ""
@@ -257,13 +262,13 @@ class RemoteSession:
         return action
 
     async def close(self) -> None:
-        """Returns within CLOSE_S and never raises; a caller that is cancelled meanwhile does not stop it."""
+        """Returns within CLOSE_S and never raises; continues if the caller is cancelled."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     def end(self, reason: str) -> None:
-        """It is over on the other side: whoever waits for an answer hears so at once, and whoever calls later too."""
+        """The session is over on the other side: waiting and later calls raise WorkerLost with this reason."""
         self._over = reason
         self._client.live.pop(self._opened.session_id, None)
         now = asyncio.get_running_loop().time()
@@ -305,13 +310,13 @@ class RemoteSession:
 
     async def _route(self, name: str, body: Any, *, answer: Any) -> Any:
         controller = self._client.controller
-        if self.line is not controller:
+        if self.connection is not controller:
             try:
-                return await self.line.call(name, body, answer=answer)
+                return await self.connection.call(name, body, answer=answer)
             except Unreachable:
                 pass  # gone, or out of reach from here: the controller knows which
             except ControllerFailed as error:
                 if error.status != 404:
                     raise
-                self.line = controller  # somebody else's address, or the session is over: the controller knows which
+                self.connection = controller  # another worker's address, or the session is over: it knows which
         return await controller.call(name, body, answer=answer)

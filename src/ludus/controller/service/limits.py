@@ -1,4 +1,4 @@
-"""How much one client may ask. Promise: a request too large is refused before it is read, a client too fast hears 429."""
+"""Limits of size and rate: 413 for a request that is too large, without reading it, 429 for too many calls."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Rates:
-    """A bucket per client, that fills with `max_rate` calls a second up to one second's worth. 0: no limit."""
+    """A token bucket per client: `max_rate` calls per second, bursts of one second's worth. 0: no limit."""
 
     def __init__(self, max_rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_rate, self._clock = max_rate, clock
@@ -33,7 +33,7 @@ class Rates:
         if calls < 1:
             wait_s = (1 - calls) / self._max_rate
             raise ControllerFailed(
-                f"{client!r} calls more than {self._max_rate:g} times a second; wait {wait_s:.2g} s", status=429
+                f"client {client!r} made more than {self._max_rate:g} calls per second; wait {wait_s:.2g} s", status=429
             )
         self._buckets[client] = calls - 1, now
         self._buckets.move_to_end(client)
@@ -42,7 +42,7 @@ class Rates:
 
 
 class SizeLimit:
-    """ASGI middleware: refuses by Content-Length, or by counting where there is none. The rest is never read."""
+    """ASGI middleware that checks Content-Length or, without one, counts bytes. The rest is not read."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes

@@ -209,7 +209,7 @@ def test_an_open_that_takes_too_long_is_a_turn_timeout(monkeypatch):
 def test_a_warm_pen_waits_for_each_session():
     async def play(client):
         await client.prepare()
-        pens = client._pens
+        pens = client._pool
         (warm,) = pens._all
         session, pid = await opened(client)
         assert pid == warm.pid

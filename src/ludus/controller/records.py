@@ -1,4 +1,4 @@
-"""The records that client, controller and worker exchange. Promise: a record arrives as it was sent.
+"""The records that client, controller and worker exchange.
 
     client ──open, tasks──▶ controller ◀──register, heartbeat, ended── worker
        │                        └────────────open, close, drain──────────▶│
@@ -11,7 +11,7 @@
     client -> worker       start, act, solve, close, renew
 
 The controller owns placement. Turns go straight to the worker (at Opened.address), or through the
-controller where a client cannot reach the worker. Paths: /link for clients, /link/worker for workers.
+controller where a client cannot reach it. Clients connect at /link, workers at /link/worker.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ludus.types import Action, Task
 from ludus.wire.codec import VERSION, Record
 
 ID_BITS = 48
-"""A session id is a random 48-bit number in hexadecimal, because AgentRL's ids are integers and a JSON
+"""A session id is a random 48-bit number in hexadecimal: AgentRL's ids are integers, and a JSON
 number may become a float, which holds 53 bits. "00c2a91b74fe" is session 836176770302 there."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
@@ -67,7 +67,7 @@ class AskTasks(Record, frozen=True):
 
 
 class Open(Record, frozen=True):
-    """A request for a new session. A repeated `request_id` gets the session that it opened before."""
+    """A request for a new session. A repeated `request_id` gets the session opened before."""
 
     task: Task
     seed: int
@@ -85,8 +85,8 @@ class Open(Record, frozen=True):
 class SessionSpec(Open, frozen=True, kw_only=True):
     """A requested session: the request, the id and key given to it, and its client.
 
-    The same record waits in the queue, opens the session on its worker, is written to the journal, and
-    tells a restarted controller what a worker hosts.
+    The same record waits in the queue, opens the session on its worker, is written to the journal,
+    and tells a restarted controller what a worker hosts.
     """
 
     session_id: str
@@ -105,11 +105,11 @@ class Opened(Record, frozen=True):
     """The key permits calls on the session."""
     worker_id: str = ""
     address: str = ""
-    """Websocket URL for turns, e.g. ws://127.0.0.1:7101/link; empty: turns go through the controller."""
+    """Websocket URL for turns, e.g. ws://127.0.0.1:7101/link; empty: through the controller."""
 
 
 class Withdraw(Record, frozen=True):
-    """Cancels an `Open`: it leaves the queue, and a session that it has opened already is closed."""
+    """Cancels an `Open`: it leaves the queue, and a session that it has opened is closed."""
 
     request_id: str
 
@@ -123,8 +123,8 @@ class Start(Record, frozen=True):
 
 
 class Act(Record, frozen=True):
-    """One turn; `turn` counts from 0. A repeat with the same turn and request_id is not executed again:
-    it gets the same observation."""
+    """One turn; `turn` counts from 0. A repeat with the same turn and request_id is not executed
+    again: it gets the same observation."""
 
     session_id: str
     turn: int
@@ -134,7 +134,7 @@ class Act(Record, frozen=True):
 
 
 class Solve(Record, frozen=True):
-    """Asks for the action of the environment's solver, or a random valid action drawn with `seed`."""
+    """Asks for the action of the environment's solver, or a random one drawn with `seed`."""
 
     session_id: str
     player: Literal["solve", "random_action"] = "solve"

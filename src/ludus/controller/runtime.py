@@ -1,4 +1,4 @@
-"""What controller and worker processes share: the event loop, background tasks, and JSON log lines.
+"""What controller and worker processes share: event loop, time limits, background tasks, log lines.
 
     {"time": "2027-01-31T12:00:00.123Z", "level": "info", "event": "worker lost", "worker": "w1"}
 
@@ -11,7 +11,8 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -47,6 +48,19 @@ def event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+@asynccontextmanager
+async def within(limit_s: float, late: Callable[[], Exception]) -> AsyncIterator[asyncio.Timeout]:
+    """Like asyncio.timeout, but raises the error that `late` returns."""
+    clock = asyncio.timeout(limit_s)
+    try:
+        async with clock:
+            yield clock
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise late() from None
 
 
 class Background:

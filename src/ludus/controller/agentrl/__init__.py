@@ -1,4 +1,4 @@
-"""AgentRL's protocol: its workers serve our clients; its evaluator and trainer use our environments.
+"""AgentRL's protocol: its workers serve our clients, its evaluator uses our environments.
 
 translate.py    converts between its JSON and our types; pure
 wires.py        calls one of its workers over HTTP

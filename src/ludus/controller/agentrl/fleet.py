@@ -1,21 +1,20 @@
 """All connected AgentRL workers. Promise: a worker that is gone is lost within seconds.
 
-These workers register with heartbeats, each of which carries the whole index list (11,000 entries for
-WebShop). So a heartbeat is decoded once, and its repeats are recognised by their hash.
+These workers register with heartbeats, each of which carries the whole index list (11,000 entries
+for WebShop). So a heartbeat is decoded once, and its repeats are recognised by their hash.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ludus.controller.agentrl.grpc import GrpcWire, Listener, indices_of
-from ludus.controller.agentrl.translate import Index, split_of
+from ludus.controller.agentrl.translate import split_of
 from ludus.controller.agentrl.wires import HttpWire, Wire
 from ludus.controller.agentrl.workers import AgentrlWorker
 from ludus.controller.records import Described, Ended, Register
@@ -25,12 +24,14 @@ from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.wire.codec import decode
 
 RECONCILE_S = 4.0
-"""Seconds between queries of a worker's sessions. They also show that it is alive: its heartbeats come every 8 s."""
+"""Seconds between queries of a worker's sessions, which also show that it is alive."""
 REACH_S = 6.0
 """Seconds to reach a new worker: it sends heartbeats before it listens."""
 
 
-class HttpBeat(msgspec.Struct, frozen=True):
+class Beat(msgspec.Struct, frozen=True):
+    """A worker's heartbeat; one over gRPC has no address."""
+
     name: str
     address: str
     concurrency: int
@@ -41,12 +42,10 @@ class Fleet:
     def __init__(self, controller: Controller, *, reconcile_s: float = RECONCILE_S) -> None:
         self.controller, self.reconcile_s = controller, reconcile_s
         self.workers: dict[str, AgentrlWorker] = {}
-        self._owners: dict[str, str] = {}
-        self._beats: dict[str, bytes] = {}
-        """The hash of each worker's heartbeat."""
         self._joining: dict[str, asyncio.Lock] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._ids: dict[bytes, str] = {}
+        """Workers by the hash of their heartbeat."""
         self._listener: Listener | None = None
         self.port = 0
         """The gRPC port; 0 where gRPC is not served."""
@@ -59,9 +58,8 @@ class Fleet:
         if (worker_id := self._ids.get(digest)) in self.workers:
             self._heard(self.workers[str(worker_id)])
             return
-        beat = decode(body, HttpBeat)
-        worker_id, wire = _id_of(beat.address), HttpWire(beat.address)
-        await self._join(worker_id, beat.name, beat.concurrency, beat.indices, wire=wire, digest=digest, owner=owner)
+        beat = decode(body, Beat)
+        await self._join(_id_of(beat.address), beat, wire=HttpWire(beat.address), digest=digest, owner=owner)
 
     async def stream_beat(self, wire: GrpcWire, beat: Any) -> None:
         """Takes a heartbeat of a gRPC worker; only workers on this machine can send one."""
@@ -71,8 +69,8 @@ class Fleet:
         if known is not None and known.wire is wire and self._ids.get(digest) == worker_id:
             self._heard(known)
             return
-        indices = indices_of(beat)
-        await self._join(worker_id, beat.name, beat.concurrency, indices, wire=wire, digest=digest, owner="local")
+        read = Beat(beat.name, "", beat.concurrency, indices_of(beat))
+        await self._join(worker_id, read, wire=wire, digest=digest, owner="local")
 
     async def stream_left(self, wire: GrpcWire) -> None:
         for worker in [each for each in self.workers.values() if each.wire is wire]:
@@ -86,34 +84,29 @@ class Fleet:
 
     # -------------------------------------------------------------------------------------------- joining and leaving
 
-    async def _join(
-        self,
-        worker_id: str,
-        name: str,
-        slots: int,
-        indices: Sequence[Index],
-        *,
-        wire: Wire,
-        digest: bytes,
-        owner: str,
-    ) -> None:
+    async def _join(self, worker_id: str, beat: Beat, *, wire: Wire, digest: bytes, owner: str) -> None:
         async with self._joining.setdefault(worker_id, asyncio.Lock()):
             if worker_id in self.workers and self._ids.get(digest) == worker_id:
                 return  # another heartbeat came while it was joining
-            if not name or slots < 1 or not indices:
-                raise ConfigError(
-                    f"an AgentRL worker needs a name, slots and tasks; got {name!r}, {slots}, {len(indices)}"
-                )
+            if not beat.name or beat.concurrency < 1 or not beat.indices:
+                got = f"{beat.name!r}, {beat.concurrency}, {len(beat.indices)}"
+                raise ConfigError(f"an AgentRL worker needs a name, slots and tasks; got {got}")
             worker = AgentrlWorker(
-                worker_id, name=name, concurrency=slots, indices=indices, wire=wire, changed=self._seat, left=self.lose
+                worker_id,
+                name=beat.name,
+                owner=owner,
+                concurrency=beat.concurrency,
+                indices=beat.indices,
+                wire=wire,
+                changed=self._seat,
+                left=self.lose,
             )
             await self._reach(worker)
             if worker_id in self.workers:
                 self.lose(self.workers[worker_id], "it was restarted")
-            self.workers[worker_id], self._owners[worker_id] = worker, owner
-            self._ids[digest], self._beats[worker_id] = worker_id, digest
+            self.workers[worker_id], self._ids[digest] = worker, worker_id
             try:
-                await worker.reconcile()  # ends the sessions of an earlier controller, which occupy slots
+                await worker.reconcile()  # ends the sessions of an earlier controller
                 self._seat(worker)
             except BaseException:
                 self._drop(worker)
@@ -149,7 +142,7 @@ class Fleet:
             splits=(split_of(worker.name),),
         )
         register = Register(worker.id, environments=(described,), slots=worker.slots, running=worker.running())
-        self.controller.join(worker, register, owner=self._owners[worker.id])
+        self.controller.join(worker, register, owner=worker.owner)
 
     def lose(self, worker: AgentrlWorker, reason: str) -> None:
         """The worker cannot be reached or was given up; its next heartbeat brings it back."""
@@ -159,8 +152,8 @@ class Fleet:
     def _drop(self, worker: AgentrlWorker) -> bool:
         if self.workers.get(worker.id) is not worker:
             return False
-        del self.workers[worker.id], self._owners[worker.id]
-        self._ids.pop(self._beats.pop(worker.id), None)
+        del self.workers[worker.id]
+        self._ids = {digest: worker_id for digest, worker_id in self._ids.items() if worker_id != worker.id}
         if (watching := self._watching.pop(worker.id, None)) is not None and watching is not asyncio.current_task():
             watching.cancel()
         asyncio.ensure_future(worker.dismiss()).add_done_callback(retrieved)

@@ -1,10 +1,10 @@
 """AgentRL workers that open a gRPC stream to the controller. Promise: each stream has one writer.
 
-    worker ──WorkerStream──▶ HEARTBEAT (name, slots, indices) · RESPONSE · REQUEST (a cancelled session is gone)
+    worker ──WorkerStream──▶ HEARTBEAT (name, slots, indices) · RESPONSE · REQUEST (session is gone)
            ◀─────────────── REQUEST (one of CALLS, with the JSON that HTTP workers get)
 
-The stream carries no access token, so it is served on loopback only. The message classes come from a
-descriptor pool of our own, because AgentRL's package may be imported in the same process.
+The stream carries no access token, so it is served on loopback only. The message classes come from
+a descriptor pool of our own, because AgentRL's package may be imported in the same process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ HEARTBEAT, REQUEST, RESPONSE = 0, 1, 2
 
 
 def _described() -> Any:
-    """The messages of the stream. Optional fields of proto2 have the same bytes as AgentRL's edition 2023, and
-    an enum those of an integer."""
+    """The messages of the stream. Their bytes are those of AgentRL's edition 2023: optional fields
+    of proto2, and integers for enums."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -120,7 +120,7 @@ Beat = Callable[[GrpcWire, Any], Awaitable[object]]
 
 
 class Listener:
-    """Serves WorkerStream. Calls `beat(wire, beat)` for a heartbeat, `noticed(number)` for a notice, and
+    """Serves WorkerStream. Calls `beat(wire, beat)` for heartbeats, `noticed(number)` for notices,
     `left(wire)` at the end of a stream."""
 
     def __init__(

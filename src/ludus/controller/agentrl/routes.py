@@ -1,9 +1,9 @@
-"""The routes below /api that AgentRL's evaluator, trainer and workers call. Our queue, leases and limits apply.
+"""The routes below /api that AgentRL's evaluator, trainer and workers call.
 
-Sessions on AgentRL workers pass unchanged, so that no field is lost. Sessions of our environments are
-translated, and end here when they reach their turn limit, which the evaluator does not know. A request that
-finds no free slot waits up to WAIT_S, then gets status 400, as AgentRL expects. An access token is sent as the
-password of the URL (http://any:TOKEN@host:port/api).
+Sessions on AgentRL workers pass unchanged, so that no field is lost. Sessions of our environments
+are translated, and end here at their turn limit, which the evaluator does not know. A request that
+finds no free slot waits up to WAIT_S, then gets status 400, as AgentRL expects. An access token is
+sent as the password of the URL (http://any:TOKEN@host:port/api).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from ludus.wire.codec import decode, fault_of
 _seeds = random.Random()  # separate from the global state, which belongs to environments' authors
 PREFIX = "/api"
 LEASE_S = 660.0
-"""Seconds between two calls: a slow model may take ten minutes, and the evaluator renews nothing."""
+"""Seconds between two calls: a slow model may take minutes, and the evaluator renews nothing."""
 WAIT_S = 300.0
 TIMEOUT_S = 240.0
 MAX_TURNS = 50
@@ -104,13 +104,12 @@ class AgentrlRoutes:
         self.router = APIRouter(prefix=PREFIX, include_in_schema=False)
         for method, names in {"GET": _GET, "POST": _POST}.items():
             for name in names:
-                route = _guarded(getattr(self, name))
+                route = self._guarded(getattr(self, name))
                 self.router.add_api_route(f"/{name}", route, methods=[method], name=f"agentrl.{name}")
 
     # -------------------------------------------------------------------------------------------- called by clients
 
     async def get_indices(self, request: Request) -> list[Index]:
-        self._client(request)
         name = request.query_params.get("name", "")
         worker = self._agentrl(name)
         if worker is not None:
@@ -118,7 +117,7 @@ class AgentrlRoutes:
         return list(range(len(await self._tasks(name))))
 
     async def start_sample(self, request: Request) -> Response:
-        client = self._client(request)
+        client = request.state.client
         wanted = decode(await request.body(), StartSample)
         task = await self._task(wanted)
         opening = Open(
@@ -134,7 +133,7 @@ class AgentrlRoutes:
         return json(answer, headers={"session_id": str(number_of(opened.session_id))})
 
     async def interact(self, request: Request) -> Json:
-        client = self._client(request)
+        client = request.state.client
         session_id = _session_id(request)
         messages = decode(await request.body(), Interact).messages
         worker = self.controller.worker_of(session_id, client=client)
@@ -151,11 +150,10 @@ class AgentrlRoutes:
 
     async def cancel(self, request: Request) -> None:
         """Returns at once; the session is closed in the background."""
-        client = self._client(request)
-        self._close_soon(_session_id(request), client=client)
+        self._close_soon(_session_id(request), client=request.state.client)
 
     async def cancel_all(self, request: Request) -> None:
-        client = self._client(request)
+        client = request.state.client
         name, force = request.query_params.get("name", ""), request.query_params.get("force", "")
         own = [each for each in self.controller.roster.sessions.values() if each.spec.client == client]
         if not name and force.lower() not in ("1", "true") and len({each.environment for each in own}) > 1:
@@ -167,7 +165,6 @@ class AgentrlRoutes:
     # -------------------------------------------------------------------------------------------- called by operators
 
     async def list_workers(self, request: Request) -> list[Json]:
-        self._client(request)
         return [
             {
                 "id": seat.worker_id,
@@ -182,7 +179,6 @@ class AgentrlRoutes:
         ]
 
     async def list_sessions(self, request: Request) -> list[Json]:
-        self._client(request)
         return [
             {
                 "session_id": number_of(session.id),
@@ -195,22 +191,18 @@ class AgentrlRoutes:
         ]
 
     async def mark_stale(self, request: Request) -> None:
-        self._client(request)
         wanted = decode(await request.body(), MarkStale)
         self.controller.drain(wanted.worker_id, draining=wanted.stale)
 
     async def clean_worker(self, request: Request) -> None:
-        self._client(request)
         worker_id = decode(await request.body(), MarkStale).worker_id
         self.controller.lost(worker_id, reason="an operator removed it")
 
     async def clean_session(self, request: Request) -> None:
-        client = self._client(request)
         number = decode(await request.body(), SessionNumber).session_id
-        self._close_soon(_checked_id(number), client=client)
+        self._close_soon(_checked_id(number), client=request.state.client)
 
     async def sync_all(self, request: Request) -> None:
-        self._client(request)
         await self.fleet.reconcile()
 
     async def version(self, _: Request) -> Json:
@@ -219,11 +211,9 @@ class AgentrlRoutes:
     # -------------------------------------------------------------------------------------------- called by workers
 
     async def receive_heartbeat(self, request: Request) -> None:
-        owner = self._client(request)
-        await self.fleet.beat(await request.body(), owner=owner)
+        await self.fleet.beat(await request.body(), owner=request.state.client)
 
     async def cancel_notice(self, request: Request) -> None:
-        self._client(request)
         self.fleet.noticed(decode(await request.body(), SessionNumber).session_id)
 
     # -------------------------------------------------------------------------------------------- tasks
@@ -258,7 +248,7 @@ class AgentrlRoutes:
         return await self.controller.tasks(AskTasks(environment, split))
 
     def _known_names(self) -> dict[str, tuple[str, str]]:
-        """AgentRL's names of our environments and splits; an environment's own name has precedence."""
+        """AgentRL's names of our environments, each with its environment and split."""
         known: dict[str, tuple[str, str]] = {}
         for described in self.controller.environments():
             for name, split in names_of(described.name, described.splits):
@@ -309,7 +299,7 @@ class AgentrlRoutes:
         return await self._answered(session_id, progress, observation, action=action, client=client)
 
     async def _act(self, session_id: str, progress: Progress, action: Action, *, client: str) -> Observation:
-        if action.problem:  # as in our own rollouts, the environment never gets what cannot be parsed
+        if action.problem:  # as in rollouts, the environment never gets what cannot be parsed
             self.controller.renew(Renew((session_id,)), client=client)
             calls = action.tool_calls
             replies = (Message("tool", action.problem, tool_call_id=call.id, name=call.name) for call in calls)
@@ -340,26 +330,41 @@ class AgentrlRoutes:
         return answer
 
     async def _failed(self, session_id: str, error: EnvironmentFailed, *, client: str) -> Json:
-        """A failed session ends with a status, as on AgentRL's own workers, and never with a reward."""
+        """A failed session ends with a status, as on AgentRL's workers, and without a reward."""
         await self._close(session_id, client=client)
         return {"messages": []} | ending(Stop.FAILED, result=str(error))
 
     async def _close(self, session_id: str, *, client: str) -> None:
         self.progress.pop(session_id, None)
-        with contextlib.suppress(LudusError):  # it or its worker is gone already, and the roster frees the slot
+        with contextlib.suppress(LudusError):  # it or its worker is gone already
             await self.controller.close(Close(session_id), client=client)
 
     def _close_soon(self, session_id: str, *, client: str) -> None:
         self._background.spawn(self._close(session_id, client=client))
 
     def _forget_expired(self) -> None:
-        """Drops sessions whose lease expired; only now and then, so that the cost of a start is constant."""
+        """Drops expired sessions; only now and then, so that a start has constant cost."""
         live = self.controller.roster.sessions
         if len(self.progress) > 2 * len(live) + 64:
             self.progress = {session_id: each for session_id, each in self.progress.items() if session_id in live}
 
-    def _client(self, request: Request) -> str:
-        return authorised(self.controller, request, authorization=_bearer(request.headers.get("authorization")))
+    def _guarded(self, route: Route) -> Route:
+        """Requires an access token; answers 400 for several statuses, as AgentRL expects."""
+
+        async def guarded(request: Request) -> Response:
+            try:
+                if route != self.version:
+                    authorization = _bearer(request.headers.get("authorization"))
+                    request.state.client = authorised(self.controller, request, authorization=authorization)
+                answer = await route(request)
+            except LudusError as error:
+                fault = fault_of(error)
+                full = isinstance(error, ControllerFailed) and error.status == 503
+                status = 400 if fault.status in (404, 409, 410, 422) or full else fault.status
+                return json({"message": fault.message}, status=status)
+            return answer if isinstance(answer, Response) else json(answer)
+
+        return guarded
 
 
 _GET = ("get_indices", "list_workers", "list_sessions", "version")
@@ -369,24 +374,8 @@ _POST = (
 )  # fmt: skip
 
 
-def _guarded(route: Route) -> Route:
-    """AgentRL's clients expect 400 where we distinguish several statuses."""
-
-    async def guarded(request: Request) -> Response:
-        try:
-            answer = await route(request)
-        except LudusError as error:
-            fault = fault_of(error)
-            full = isinstance(error, ControllerFailed) and error.status == 503
-            status = 400 if fault.status in (404, 409, 410, 422) or full else fault.status
-            return json({"message": fault.message}, status=status)
-        return answer if isinstance(answer, Response) else json(answer)
-
-    return guarded
-
-
 def _bearer(authorization: str | None) -> str | None:
-    """AgentRL can only put an access token into the URL; it arrives as the password of basic authentication."""
+    """AgentRL sends an access token in the URL; it arrives as a basic authentication password."""
     scheme, _, value = (authorization or "").partition(" ")
     if scheme.lower() != "basic":
         return authorization

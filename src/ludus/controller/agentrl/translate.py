@@ -1,7 +1,7 @@
 """Converts between AgentRL's JSON and our types. Pure. Promise: a failure never becomes a reward.
 
 AgentRL                     Ludus
-task name "kg-std"          environment "kg-std" with test tasks; any other ending, as in "kg-env_train": train tasks
+task name "kg-std"          environment "kg-std" with test tasks; with any other ending: train tasks
 index 17                    Task("kg-std/test/17", data={"index": 17})
 status                      STOPS; running: none
 reward of the last answer   the sum of all rewards
@@ -71,7 +71,7 @@ def position_of(index: Any, *, task_ids: Sequence[str]) -> int:
 
 
 def names_of(environment: str, splits: Sequence[str]) -> list[tuple[str, str]]:
-    """AgentRL's names of one of our environments, each with its split; the plain name means the test tasks."""
+    """AgentRL's names of one of our environments, with splits; the plain name means test tasks."""
     names = [(environment, "test"), (environment + TEST, "test"), (environment + TRAIN, "train")]
     return [(name, split) for name, split in names if split in splits]
 
@@ -80,8 +80,8 @@ def names_of(environment: str, splits: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def observation_of(answer: Mapping[str, Any], *, first: Sequence[Message] = (), where: str) -> Observation:
-    """`first`: the messages of the session's start, or empty for the start itself. A worker may send the whole
-    history at each turn; only its new messages are kept."""
+    """`first`: the messages of the session's start; empty for the start itself. A worker may send
+    the whole history at each turn; only its new messages are kept."""
     finished = bool(answer.get("finish"))
     status = str(answer.get("status") or ("unknown" if finished else RUNNING))
     stop = None if status == RUNNING and not finished else STOPS.get(status, Stop.FAILED)
@@ -122,7 +122,7 @@ def _numbers(metrics: Any) -> dict[str, float]:
 
 
 def passed(answer: Mapping[str, Any]) -> Json:
-    """A worker's answer for an AgentRL client. Every field survives; a win with status invalid becomes a win."""
+    """A worker's answer, every field kept; but an invalid session with a reward is completed."""
     out = {key: value for key, value in answer.items() if key != "metric"}
     out["metrics"] = answer.get("metric") or answer.get("metrics") or {}
     won = isinstance(out.get("reward"), int | float) and out["reward"] > 0
@@ -138,7 +138,7 @@ def answer_of(observation: Observation, *, action: Action | None = None, total: 
     """`total` is the sum of rewards so far, because the reward of the last answer is the result."""
     messages = _unanswered(action, observation) + [openai_message(message) for message in observation.messages]
     if not messages and stop is None:
-        messages = [{"role": "user", "content": ""}]  # the evaluator gives up on an answer without messages
+        messages = [{"role": "user", "content": ""}]  # the evaluator gives up without messages
     answer: Json = {"messages": messages}
     if observation.tools is not None:
         answer["tools"] = [tool.openai() for tool in observation.tools]
@@ -154,7 +154,7 @@ def ending(
 
 
 def _unanswered(action: Action | None, observation: Observation) -> list[Json]:
-    """A reply to each tool call without one: OpenAI's servers refuse a conversation that lacks any."""
+    """A reply to each tool call that has none, because OpenAI's servers require one."""
     calls = {} if action is None else {call.id: call for call in action.tool_calls}
     got = {message.tool_call_id for message in observation.messages if message.role == "tool"}
     missing = [call for call in calls.values() if call.id not in got and "" not in got]
@@ -184,7 +184,7 @@ def message_of(raw: Any) -> Message:
 
 
 def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
-    """Tools in the format of OpenAI (the schema is `parameters`) or of Anthropic (`input_schema`)."""
+    """Tools in the format of OpenAI (schema in `parameters`) or Anthropic (`input_schema`)."""
     functions = (raw.get("function", raw) for raw in answer.get("tools") or () if isinstance(raw, Mapping))
     return tuple(
         Tool(
@@ -198,7 +198,7 @@ def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
 
 
 def action_of(messages: Any) -> Action:
-    """The action in an evaluator's assistant messages. `problem` names calls that cannot be parsed."""
+    """The action in assistant messages. `problem` names calls that cannot be parsed."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError("messages must be a list of at least one assistant message")
     texts: list[str] = []
@@ -258,7 +258,7 @@ def _arguments_of(raw: Any) -> tuple[Json, str]:
 
 
 def _text_of(content: Any) -> str:
-    """The text of a message's content: a string, nothing, or parts, of which those without text are named."""
+    """The text of a content: a string, None, or parts; parts without text are named."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]

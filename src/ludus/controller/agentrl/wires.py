@@ -1,4 +1,4 @@
-"""Calls to an AgentRL worker. Promise: none uses a connection that the worker has closed after a failure."""
+"""Calls to an AgentRL worker over HTTP."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class _Pool:
 
 
 class HttpWire:
-    """After a 500 the worker closes the connection without notice, and the next call on it would fail. So the whole
-    pool is left to its calls in progress and replaced."""
+    """After a 500 the worker closes the connection without notice, and the next call on it would
+    fail. So the whole pool is left to its calls in progress and replaced."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -100,5 +100,5 @@ class HttpWire:
     def _new_pool(self) -> _Pool:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        secure = self.address.startswith("https:")  # loading certificates takes longer than many calls
+        secure = self.address.startswith("https:")  # loading certificates is slow
         return _Pool(httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, verify=secure))

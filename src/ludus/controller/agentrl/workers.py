@@ -1,11 +1,11 @@
-"""One AgentRL worker, as a `Worker` of the controller. Promise: a slot is free when its session is over.
+"""One AgentRL worker, as a `Worker` of the controller. Promise: an ended session frees its slot.
 
-These workers know no leases, request ids or time limits: the controller enforces leases, this module the rest.
-
-Ending a session early: a cancel raises a BaseException in the author's code; where the author does not handle
-it, the worker counts the session as running for ever. So the session is first sent nonsense, on which most
-classes fail or reach their own limit. What survives is cancelled, and what survives that too keeps its slot
-out of the roster until it is gone. A worker that has once honoured a cancel is cancelled directly.
+These workers know no leases, request ids or time limits: the controller enforces leases, this
+module the rest. Ending a session early: a cancel raises a BaseException in the author's code; where
+the author does not handle it, the worker counts the session as running for ever. So the session is
+first sent nonsense, on which most classes fail or reach their own limit. If it survives, it is
+cancelled, and if it survives that too, its slot is out of the roster until it is gone. A worker
+that has once honoured a cancel is cancelled directly.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ludus.wire.codec import encode
 
 DIALECT = "agentrl"
 END_S = 5.0
-"""Seconds in which a session may end by itself before it is cancelled. The controller must not time out first."""
+"""Seconds in which a session may end by itself before it is cancelled; below server.CLOSE_S."""
 NOTICE_S = 1.5
 """Seconds in which a cancelled session must be gone, before its slot counts as stuck."""
 ASK_S = 1.5
@@ -36,7 +36,7 @@ BUSY_S = 10.0
 """Seconds in which it must answer otherwise: author code sometimes blocks its event loop."""
 MAX_NONSENSE = 64
 NONSENSE: tuple[Json, ...] = (
-    {"role": "assistant", "content": [0], "tool_calls": [{}]},  # the worker itself does not look inside
+    {"role": "assistant", "content": [0], "tool_calls": [{}]},  # the worker does not look inside
     {"role": "assistant", "content": ""},
 )
 UNKNOWN = "No such session"
@@ -79,14 +79,15 @@ class AgentrlWorker:
         worker_id: str,
         *,
         name: str,
+        owner: str,
         concurrency: int,
         indices: Sequence[Index],
         wire: Wire,
         changed: Callable[[AgentrlWorker], object],
         left: Callable[[AgentrlWorker, str], object],
     ) -> None:
-        """`changed(worker)`: the number of usable slots changed. `left(worker, reason)`: it is lost or given up."""
-        self.id, self.name, self.concurrency, self.wire = worker_id, name, concurrency, wire
+        """`changed(worker)`: its usable slots changed. `left(worker, reason)`: it is lost."""
+        self.id, self.name, self.owner, self.concurrency, self.wire = worker_id, name, owner, concurrency, wire
         self.indices = tuple(indices)
         self.known = frozenset(indices)
         self.sessions: dict[str, AgentrlSession] = {}
@@ -233,7 +234,7 @@ class AgentrlWorker:
         return EnvironmentFailed(f"{where}: {answer.detail}")
 
     async def _explained(self, error: WorkerLost, session: AgentrlSession) -> LudusError:
-        """A broken connection fails this session; a worker that cannot be reached at all is lost."""
+        """A broken connection fails one session; a worker that is unreachable is lost."""
         try:
             await self.there(limit_s=ASK_S)
         except WorkerLost:

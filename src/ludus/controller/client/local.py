@@ -1,4 +1,4 @@
-"""The Client of environments in this process. Promise: author code that blocks or hangs stalls no other session.
+"""The Client of environments in this process. Promise: author code that blocks stalls no other.
 
 Each session of an environment with `isolation = "process"` runs in a process of a pool.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from ludus.controller.client.client import TURN_S
 from ludus.controller.records import Described
+from ludus.controller.runtime import within
 from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.sandboxing import Declared
 from ludus.errors import ConfigError, TurnTimeout, nearest
@@ -53,14 +54,9 @@ class LocalClient:
         """`label` names the session's sandbox."""
         if task.environment in self._isolated:
             return await self._pool.open(task, seed=seed, timeout_s=timeout_s, label=label)
-        environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
-        try:
-            async with clock:
-                return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s, label=label)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise TurnTimeout(f"opening exceeded {timeout_s:g} s") from None
+        environment = self._find(task.environment)
+        async with within(timeout_s, lambda: TurnTimeout(f"opening exceeded {timeout_s:g} s")):
+            return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s, label=label)
 
     async def prepare(self) -> None:
         """Raises now if the process or sandbox of an environment cannot be started."""

@@ -1,4 +1,4 @@
-"""One Client for environments in several places: each call goes to the client of its environment."""
+"""One Client for several places: each call goes to the client of its environment."""
 
 from __future__ import annotations
 

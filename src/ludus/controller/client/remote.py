@@ -1,11 +1,11 @@
-"""The Client of sessions at a controller. Promise: every call ends, with its answer or the cause; none is executed twice.
+"""The Client of sessions at a controller. Promise: every call ends, and none is executed twice.
 
     open, tasks ──▶ controller           one connection
     start, act, solve, close ──▶ worker  one connection per worker, shared by its sessions
-                         └─▶ controller  where the worker cannot be reached from here: it relays the calls
+                         └─▶ controller  relays the calls to a worker that this client cannot reach
 
-A session lives as long as its lease; one task renews the leases of all live sessions. This module waits,
-reconnects and repeats; the ids in the records make repeats safe.
+A session lives as long as its lease; one task renews the leases of all live sessions. This module
+waits, reconnects and repeats; the ids in the records make repeats safe.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,18 +38,20 @@ from ludus.controller.records import (
     Start,
     Withdraw,
 )
+from ludus.controller.runtime import within
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
 from ludus.hosting.host import draw_player
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Handler
 from ludus.wire.reconnect import ReconnectingConnection, Unreachable, link_url
 
+T = TypeVar("T")
 LEASE_S = 60.0
 WAIT_S = 300.0
 PATIENCE_S = 30.0
 """Seconds that a client waits for a controller that is away: long enough for a restart."""
 GRACE_S = 30.0
-"""Added to a call's own limit before it counts as lost: the worker needs a moment to report a timeout."""
+"""Added to a call's own limit: a worker needs a moment to report a timeout."""
 TASKS_S = 120.0
 CLOSE_S = 5.0
 PAUSE_S = 0.2
@@ -71,7 +73,7 @@ class RemoteClient:
         session_timeout_s: float = 3600.0,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`wait_s` limits a session's wait for a slot, `session_timeout_s` its whole time on the worker."""
+        """`wait_s` limits the wait for a slot, `session_timeout_s` the time on the worker."""
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
         self.patience_s = patience_s
         self.controller = ReconnectingConnection(
@@ -100,7 +102,7 @@ class RemoteClient:
 
     async def refresh(self) -> None:
         """Asks the controller again which environments its workers offer."""
-        async with self._clock("environments", GRACE_S):
+        async with self._within(GRACE_S, "environments"):
             offered = await self.controller.call("environments", answer=tuple[Described, ...])
         self._described = {environment.name: environment for environment in offered}
 
@@ -115,7 +117,7 @@ class RemoteClient:
                 f"Known there: {', '.join(known) or 'none'}."
             )
         ask = AskTasks(environment, split)
-        async with self._clock("tasks", TASKS_S):
+        async with self._within(TASKS_S, "tasks"):
             return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
@@ -128,7 +130,7 @@ class RemoteClient:
             timeout_s=timeout_s,
             session_timeout_s=self.session_timeout_s,
         )
-        async with self._clock("open", self.wait_s + timeout_s + GRACE_S):
+        async with self._within(self.wait_s + timeout_s + GRACE_S, "open"):
             opened: Opened = await self._with_patience(lambda: self._open(wanted))
         session = RemoteSession(opened, client=self, connection=self._connection_to(opened), timeout_s=timeout_s)
         self.live[opened.session_id] = session
@@ -150,36 +152,29 @@ class RemoteClient:
         try:
             opened: Opened = await self.controller.call("open", wanted, answer=Opened)
         except BaseException:
-            # it may be open by now although nobody waits for it; if this message is lost, its lease expires
+            # it may be open by now; if this message is lost, its lease expires
             self.controller.tell("withdraw", Withdraw(wanted.request_id))
             raise
         return opened
 
     async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeats a request while the environment has no worker: workers and controllers are restarted.
+        """Repeats a request while no worker has the environment, because workers may be restarting.
 
-        A request that is gone was given up by the controller, because the connection broke while it waited.
+        A request that is gone was given up when its connection to the controller broke.
         """
         give_up = time.monotonic() + self.patience_s
         while True:
             try:
                 return await ask()
             except (ControllerFailed, WorkerLost) as error:
-                status = getattr(error, "status", NOBODY)  # WorkerLost has none: it was lost before anything was done
+                status = getattr(error, "status", NOBODY)  # WorkerLost: nothing was done yet
                 if status not in (NOBODY, GONE) or time.monotonic() > give_up:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    @asynccontextmanager
-    async def _clock(self, name: str, limit_s: float) -> AsyncIterator[None]:
-        clock = asyncio.timeout(limit_s)
-        try:
-            async with clock:
-                yield
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise ControllerFailed(f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s") from None
+    def _within(self, limit_s: float, name: str) -> AbstractAsyncContextManager[object]:
+        late = f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s"
+        return within(limit_s, lambda: ControllerFailed(late))
 
     def _connection_to(self, opened: Opened) -> ReconnectingConnection:
         if not opened.address:
@@ -204,11 +199,11 @@ class RemoteClient:
             await asyncio.gather(*(self._renew(each, tuple(ids)) for each, ids in by_connection.items()))
 
     async def _renew(self, connection: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
-        """A renewal that fails is only logged: the next call on a session that is lost raises the cause."""
+        """A failed renewal is only logged: the next call on a lost session raises the cause."""
         try:
             async with asyncio.timeout(self.lease_s / 3):
                 over = await self._ended_among(session_ids, connection=connection)
-                if over and connection is not self.controller:  # another worker may have taken over the address
+                if over and connection is not self.controller:  # it may be another's address
                     over = await self._ended_among(over, connection=self.controller)
         except (LudusError, TimeoutError) as error:
             _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
@@ -245,8 +240,7 @@ class RemoteSession:
         self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
-        observation: Observation = await self._call("start", Start(*self._who), answer=Observation)
-        return observation
+        return await self._call("start", Start(*self._who), answer=Observation)
 
     async def act(self, action: Action) -> Observation:
         session_id, key = self._who
@@ -258,8 +252,7 @@ class RemoteSession:
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
         player, seed = draw_player(mistakes=mistakes, rng=rng)
         session_id, key = self._who
-        action: Action = await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
-        return action
+        return await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
 
     async def close(self) -> None:
         """Returns within CLOSE_S and never raises; continues if the caller is cancelled."""
@@ -268,7 +261,7 @@ class RemoteSession:
         await asyncio.shield(self._closing)
 
     def end(self, reason: str) -> None:
-        """The session is over on the other side: waiting and later calls raise WorkerLost with this reason."""
+        """The session is over on the other side: waiting and later calls raise WorkerLost."""
         self._over = reason
         self._client.live.pop(self._opened.session_id, None)
         now = asyncio.get_running_loop().time()
@@ -291,22 +284,18 @@ class RemoteSession:
         finally:
             self._client.live.pop(self._opened.session_id, None)
 
-    async def _call(self, name: str, body: Any, *, answer: Any = None) -> Any:
+    async def _call(self, name: str, body: Any, *, answer: type[T] | None = None) -> T:
         if self._over:
             raise WorkerLost(self._over)
         limit_s = self._timeout_s + GRACE_S
-        clock = asyncio.timeout(limit_s)
-        self._clocks.add(clock)
-        try:
-            async with clock:
-                return await self._route(name, body, answer=answer)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
-            raise WorkerLost(self._over or late) from None
-        finally:
-            self._clocks.discard(clock)
+        late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
+        async with within(limit_s, lambda: WorkerLost(self._over or late)) as clock:
+            self._clocks.add(clock)
+            try:
+                reply: T = await self._route(name, body, answer=answer)
+            finally:
+                self._clocks.discard(clock)
+        return reply
 
     async def _route(self, name: str, body: Any, *, answer: Any) -> Any:
         controller = self._client.controller
@@ -318,5 +307,5 @@ class RemoteSession:
             except ControllerFailed as error:
                 if error.status != 404:
                     raise
-                self.connection = controller  # another worker's address, or the session is over: it knows which
+                self.connection = controller  # another worker's address, or the session is over
         return await controller.call(name, body, answer=answer)

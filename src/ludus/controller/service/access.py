@@ -1,12 +1,12 @@
-"""Access tokens: which clients may call. Promise: deleting a token's line from the file revokes it at once.
+"""Access tokens of clients. Promise: deleting a token's line from the file revokes it at once.
 
     # name   access token       expires (optional, ISO)
     trainer  3bq0…              2027-01-31
     cluster  9fzk…
 
-The name is the client: it owns its sessions, and limits apply to it. Without a file, LUDUS_TOKEN is the only
-access token, of the client `default`. Without either, every caller on this machine is the client `local`, and
-the controller refuses to listen beyond loopback.
+The name is the client: it owns its sessions, and limits apply to it. Without a file, LUDUS_TOKEN is
+the only access token, of the client `default`. Without either, every caller on this machine is the
+client `local`, and the controller refuses to listen beyond loopback.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class AccessTokens:
         return grant.name
 
     def _current(self) -> dict[bytes, Grant]:
-        """The grants in the file now. An unreadable file grants nothing, so that no revoked token works."""
+        """The grants in the file now; none if it is unreadable, so that no revoked token works."""
         if self._file is not None and (stamp := _stamp(self._file)) != self._stamp:
             self._stamp, self._grants = stamp, {}
             self._grants = _read(self._file)

@@ -1,11 +1,11 @@
-"""The controller's HTTP API with JSON bodies, for curl and scripts. The bodies are the records of the wire.
+"""The controller's HTTP API, for curl and scripts. The bodies are the records of the wire, as JSON.
 
-POST /sessions                open one (queues for a slot)        GET  /sessions, /sessions/{id}
-POST /sessions/{id}/start     the first observation               GET  /environments, /environments/{name}/tasks
-POST /sessions/{id}/act       one turn                            GET  /workers
-POST /sessions/{id}/solve     the solver's action                 POST /workers/{id}/drain, /workers/{id}/undrain
-POST /sessions/renew, /sessions/withdraw                          GET  /health, /metrics, /openapi.json
-DELETE /sessions/{id}         close it                            WS   /link, /link/worker (sockets.py)
+POST   /sessions               open one (queues for a slot)    GET  /sessions, /sessions/{id}
+POST   /sessions/{id}/start    the first observation           GET  /environments
+POST   /sessions/{id}/act      one turn                        GET  /environments/{name}/tasks
+POST   /sessions/{id}/solve    the solver's action             GET  /workers
+POST   /sessions/renew, /sessions/withdraw                     POST /workers/{id}/drain, .../undrain
+DELETE /sessions/{id}          close it                        GET  /health, /metrics, /openapi.json
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ActBody(Record, frozen=True):
     """Counts from 0."""
     action: Action
     request_id: Id = ""
-    """A repeat of the turn with the same id gets the same observation; without an id it is refused."""
+    """A repeat of the turn with the same id gets the same observation; without it, a refusal."""
 
 
 class SolveBody(Record, frozen=True):
@@ -129,7 +129,7 @@ def make_app(controller: Controller, *, routers: Iterable[APIRouter] = ()) -> Fa
 # ------------------------------------------------------------------------------------------------ dependencies of routes
 
 
-# Routes and dependencies are async even where they wait for nothing: FastAPI would run others on threads.
+# Routes and dependencies are async even where they wait for nothing: others would run on threads.
 
 
 async def controller_of(request: Request) -> Controller:
@@ -168,7 +168,7 @@ async def read(request: Request, record: type[T]) -> T:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Cancels `work` if the caller disconnects. The body must have been read: the next message is the disconnect."""
+    """Cancels `work` if the caller disconnects, which is the next message after the whole body."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -271,7 +271,7 @@ async def renew_sessions(request: Request, controller: Controlled, client: Clien
 
 @sessions.post("/withdraw", **documented(None, body=Withdraw, faults=(400, 413)))
 async def withdraw_request(request: Request, controller: Controlled, client: Client) -> Response:
-    """Cancel a request to open: it leaves the queue, and a session that it has opened already is closed."""
+    """Cancel a request to open: it leaves the queue, and its session, if opened, is closed."""
     controller.withdraw(await read(request, Withdraw), client=client)
     return json(None)
 
@@ -320,7 +320,7 @@ async def list_workers(controller: Controlled) -> Response:
 
 @router.post("/workers/{worker_id}/drain", tags=["workers"], **documented(WorkerRow, faults=(404,)))
 async def drain_worker(worker_id: str, controller: Controlled) -> Response:
-    """Place nothing more on a worker; its sessions continue. Survives restarts of worker and controller."""
+    """Place nothing more on a worker; its sessions continue. Survives restarts."""
     controller.drain(worker_id, draining=True)
     return json(_worker_row(controller.roster.seats[worker_id]))
 

@@ -1,8 +1,8 @@
 """What a restarted controller must know, in one SQLite file.
 
-Promise: writing never delays a call, and a damaged file never stops the start. Changes gather in memory;
-a thread writes them a few times a second. What a crash leaves unwritten is reported again by the workers
-that return, so the file matters for those that do not.
+Promise: writing never delays a call, and a damaged file never stops the start. Changes gather in
+memory; a thread writes them a few times a second. What a crash leaves unwritten is reported again
+by the workers that return, so the file matters for those that do not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Placed = tuple[SessionSpec, str]
 
 
 class Journal:
-    """With an empty `folder` nothing is kept: for tests, and for controllers that a run starts for itself."""
+    """With an empty `folder` nothing is kept, as for controllers that a run starts for itself."""
 
     def __init__(self, folder: str = "") -> None:
         self._sessions: dict[str, Placed | None] = {}
@@ -83,7 +83,7 @@ class Journal:
             await asyncio.sleep(EVERY_S)
             if self._sessions or self._drained:
                 self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, *self._taken()))
-                await asyncio.shield(self._writing)  # what was taken is written even if the end comes meanwhile
+                await asyncio.shield(self._writing)  # `close` waits for it
 
     def _taken(self) -> tuple[dict[str, Placed | None], dict[str, bool]]:
         taken = self._sessions, self._drained
@@ -101,7 +101,7 @@ class Journal:
                 self._database.executemany("delete from sessions where session_id = ?", over)
                 self._database.executemany("insert or ignore into drained values (?)", begun)
                 self._database.executemany("delete from drained where worker_id = ?", ended)
-        except sqlite3.Error as error:  # a full disk must not stop sessions: workers report what they host
+        except sqlite3.Error as error:  # a full disk must not stop sessions
             _log.error("the controller's state could not be written: %s", error)
 
 

@@ -1,4 +1,4 @@
-"""Limits of size and rate: 413 for a request that is too large, without reading it, 429 for too many calls."""
+"""Limits of size (413, the request is not read) and of rate (429)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Rates:
-    """A token bucket per client: `max_rate` calls per second, bursts of one second's worth. 0: no limit."""
+    """A bucket per client: `max_rate` calls per second, bursts of one second's worth."""
 
     def __init__(self, max_rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_rate, self._clock = max_rate, clock
@@ -42,7 +42,7 @@ class Rates:
 
 
 class SizeLimit:
-    """ASGI middleware that checks Content-Length or, without one, counts bytes. The rest is not read."""
+    """ASGI middleware: checks Content-Length or, without one, counts bytes."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes

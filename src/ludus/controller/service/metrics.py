@@ -1,4 +1,4 @@
-"""The controller's metrics for Prometheus. Events are counted as they happen, gauges when they are read."""
+"""The controller's metrics for Prometheus."""
 
 from __future__ import annotations
 

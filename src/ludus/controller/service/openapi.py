@@ -1,4 +1,4 @@
-"""The OpenAPI description, generated from the records, so that it states what the decoder enforces."""
+"""The OpenAPI description, generated from the records that the decoder enforces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FAULTS = {
 
 
 def documented(answer: Any, *, body: Any = None, status: int = 200, faults: tuple[int, ...] = ()) -> dict[str, Any]:
-    """Arguments for a route: its body and answer are these records; `faults` are the statuses of its failures."""
+    """Arguments for a route with this body and answer; `faults`: statuses of its failures."""
     responses: dict[int, Any] = {status: {"description": "Done.", "content": {} if answer is None else _json(answer)}}
     fault = {"application/json": {"schema": {"$ref": PLACE.format(name="Fault")}}}
     for code, why in _FAULTS.items():

@@ -4,7 +4,7 @@ Promise: no slot is given twice, and no session waits while a fit worker is free
 socket, no disk. The server reports each event with its time and carries out the decisions returned.
 
     ask ──▶ waiting ──Place──▶ opening ──opened──▶ open ──▶ closing ──ended──▶ gone
-                └─Refuse (deadline)  └─worker lost: waiting again   (the cause is remembered for a while)
+                └─Refuse (deadline)  └─worker lost: waiting again   (its cause is remembered)
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Refuse(NamedTuple):
 
 
 class Expire(NamedTuple):
-    """Close this session on its worker, then report `ended`: the lease that the controller enforces expired."""
+    """Close this session on its worker, then report `ended`: its lease expired."""
 
     session_id: str
 
@@ -235,8 +235,8 @@ class Roster:
                 session.leased_until = now + session.spec.lease_s
 
     def ended(self, session_id: str, *, worker_id: str, cause: str, message: str = "") -> list[Decision]:
-        """Its slot is free. Ignored from any but its own worker: an old worker may still hold a session
-        that was placed elsewhere."""
+        """Its slot is free. Ignored from any but its own worker: an old worker may still hold a
+        session that was placed elsewhere."""
         session = self.sessions.get(session_id)
         if session is None or session.worker_id != worker_id:
             return []
@@ -245,7 +245,7 @@ class Roster:
     # -------------------------------------------------------------------------------------------- workers
 
     def join(self, seat: Seat, *, running: Sequence[SessionSpec] = (), now: float) -> tuple[list[Decision], list[str]]:
-        """A worker joins, or joins again. Also returns the sessions that it must close, because they ended meanwhile."""
+        """A worker joins, or joins again. Also returns the sessions that it must close."""
         old = self.seats.get(seat.worker_id)
         if old is not None and old.environments and old.owner != seat.owner:
             raise ControllerFailed(
@@ -270,7 +270,7 @@ class Roster:
         return self._fill(seat) if back else []
 
     def away(self, worker_id: str, *, now: float) -> list[Decision]:
-        """Its connection broke. Without sessions it is lost at once, else if it does not return within the grace period."""
+        """Its connection broke. Without sessions it is lost now, else after the grace period."""
         seat = self.seats.get(worker_id)
         if seat is None:
             return []
@@ -308,7 +308,8 @@ class Roster:
     # -------------------------------------------------------------------------------------------- time
 
     def restore(self, sessions: Iterable[tuple[SessionSpec, str]], *, now: float) -> None:
-        """After a restart: these sessions ran on workers that are expected back. Until then no environment is refused as unknown."""
+        """After a restart: these sessions ran on workers that are expected back. Until then no
+        environment is refused as unknown."""
         patience = self.grace_s + SILENT_BEATS * self.heartbeat_s
         self._settled_at = now + patience
         for spec, worker_id in sessions:
@@ -319,8 +320,8 @@ class Roster:
             self._add(Session(spec, state="open"), seat)
 
     def tick(self, now: float) -> list[Decision]:
-        """Decides what time alone decides: silent workers, expired leases, passed deadlines. Costs work per
-        worker and per event, never per session."""
+        """Decides what time alone decides: silent workers, expired leases, passed deadlines. Its
+        work is per worker and per event, never per session."""
         decisions: list[Decision] = []
         for seat in list(self.seats.values()):
             if seat.away_until is not None and seat.away_until <= now:
@@ -358,7 +359,7 @@ class Roster:
             session = self.sessions.get(session_id)
             if session is None or session.leased_until is None or session.state == "closing":
                 continue
-            if session.leased_until > now or session.num_calls:  # renewed since: check again when that expires
+            if session.leased_until > now or session.num_calls:  # check again when that expires
                 again = max(session.leased_until, now + session.spec.lease_s * bool(session.num_calls))
                 heapq.heappush(self._leases, (again, session_id))
                 continue
@@ -378,7 +379,7 @@ class Roster:
         return Place(session.id, seat.worker_id)
 
     def _fill(self, seat: Seat | None) -> list[Decision]:
-        """Gives the free slots of one worker to waiting sessions; no other worker's slots have changed."""
+        """Gives the free slots of one worker to waiting sessions."""
         decisions: list[Decision] = []
         while seat is not None and seat.fit and (session := self.waiting.take(seat.environments.__contains__)):
             decisions.append(self._place(session, seat))
@@ -411,8 +412,8 @@ class Roster:
         return decisions, unknown
 
     def _adopt(self, spec: SessionSpec, seat: Seat, *, now: float) -> str | None:
-        """Takes over a session that only the worker knows. Returns the waiting request that it answers, or
-        an empty string; None means that the worker must close it."""
+        """Takes over a session that only the worker knows. Returns the waiting request that it
+        answers, or an empty string; None means that the worker must close it."""
         asked = self._requests.get((spec.client, spec.request_id), "")
         if spec.session_id in self.sessions or self.has_ended(spec.session_id) or (asked and asked not in self.waiting):
             return None
@@ -453,7 +454,8 @@ class Roster:
         return End(session.id, cause, message)
 
     def _refused(self, session: Session, message: str, *, status: int) -> Refuse:
-        self._requests.pop((session.spec.client, session.spec.request_id), None)  # the request may be tried again
+        # the same request may be tried again
+        self._requests.pop((session.spec.client, session.spec.request_id), None)
         return Refuse(session.id, message, status)
 
     def _wait(self, session: Session, *, in_front: bool = False) -> None:

@@ -2,13 +2,13 @@
 
 Promise: every call ends, with its answer or the cause; no session is opened twice.
 
-    HTTP (api.py)           ─┐                                   ┌─▶ journal (what a restart must know)
-    websockets (sockets.py) ─┼─▶ Controller ──event──▶ roster ───┤
-    AgentRL (agentrl/)      ─┘       ▲                           └─▶ decisions ──▶ workers, clients
+    HTTP (api.py)           ─┐                                  ┌─▶ journal (for a restart)
+    websockets (sockets.py) ─┼─▶ Controller ──event──▶ roster ──┤
+    AgentRL (agentrl/)      ─┘       ▲                          └─▶ decisions ──▶ workers, clients
                                      └── tick, four times a second
 
-Turns pass through here only for clients that cannot reach a worker. A call to a worker whose connection
-breaks is repeated if the worker returns within the grace period; this is safe, because calls carry ids.
+Turns pass through here only for clients that cannot reach a worker. A call to a worker whose
+connection breaks is repeated if the worker returns in time; calls carry ids, which makes this safe.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from ludus.wire.connection import Connection
 T = TypeVar("T")
 TICK_S = 0.25
 LATE_S = 30.0
-"""Added to the time limit that a worker enforces itself, before the controller stops waiting for it."""
+"""Added to the time limit that a worker enforces itself, before its answer counts as lost."""
 CLOSE_S = 10.0
 TASKS_S = 120.0
 QUIET = frozenset({"closed", "done"})
@@ -88,8 +88,6 @@ class Settings:
 
 class _Pending:
     """An open request without an answer yet; repeats of it wait for the same answer."""
-
-    __slots__ = ("future", "since", "waiters")
 
     def __init__(self, *, since: float) -> None:
         self.since, self.waiters = since, 0
@@ -136,7 +134,7 @@ class Controller:
     # -------------------------------------------------------------------------------------------- clients: sessions
 
     async def open(self, request: Open, *, client: str) -> Opened:
-        """Queues until a slot is free or `wait_s` has passed. A caller that is cancelled leaves the queue,
+        """Queues until a slot is free or `wait_s` has passed. A cancelled caller leaves the queue,
         unless a repeat of its request waits too."""
         answer = self._asked(request, client=client)
         if isinstance(answer, Opened):
@@ -342,7 +340,7 @@ class Controller:
             match decision:
                 case Place(session_id, worker_id):
                     placed = self.roster.sessions.get(session_id)
-                    if placed is not None and placed.worker_id == worker_id:  # else a later decision moved it
+                    if placed is not None and placed.worker_id == worker_id:  # not moved since
                         self._background.spawn(self._open_there(placed))
                 case Refuse(session_id, message, status):
                     self._answer(session_id, ControllerFailed(message, status=status))
@@ -369,7 +367,7 @@ class Controller:
         except LudusError as error:
             failure = error
         if self.roster.sessions.get(session.id) is not session:
-            return  # it was given up: it waits again or is over, and its client gets the answer then
+            return  # it was given up, so it waits again or is over
         if isinstance(failure, ControllerFailed) and failure.status == 503:
             self._do(self.roster.not_there(session.id))
         elif failure is not None:

@@ -1,4 +1,4 @@
-"""Runs a controller as a service: a socket, a web server, signals. One line on stdout reports its URL when it listens."""
+"""Runs a controller as a service. One line on stdout reports its URL when it listens."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _config(controller: Controller, agentrl: AgentrlRoutes) -> uvicorn.Config:
         ws="websockets-sansio",
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
-        ws_ping_timeout=60,  # a client that trains may not answer for a while; a worker's heartbeat is stricter
+        ws_ping_timeout=60,  # a client that trains may not answer for a while
         timeout_graceful_shutdown=STOP_S,
     )
 

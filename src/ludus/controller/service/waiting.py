@@ -1,8 +1,8 @@
 """Requested sessions and the queue of those that wait for a slot.
 
-Promise: environments take turns, clients take turns within an environment, and a client's own requests
-are served in order. The queue is nested: environment ──▶ client ──▶ session. The head of each level is
-served and, while more of it waits, moves to the end.
+Promise: environments take turns, clients take turns within an environment, and a client's requests
+are served in order. The queue is nested: environment ──▶ client ──▶ session. The head of each level
+is served and, while more of it waits, moves to the end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Workers as the controller calls them. Promise: every call ends, with its answer, a named failure or WorkerLost.
+"""Workers as the controller calls them. Promise: every call ends, with an answer or a cause.
 
-`Worker` is the interface of one worker, whatever its kind. `ConnectedWorker` is a Ludus worker at the other
-end of the connection that it opened. `WorkerCalls` makes the calls: one whose worker's connection breaks
-waits until the worker joins again and is then repeated; when the worker is given up, all its calls end.
+`Worker` is the interface of one worker, of any kind. `ConnectedWorker` is a Ludus worker behind the
+connection that it opened. `WorkerCalls` makes the calls: when a worker's connection breaks, its
+calls wait until it joins again and are repeated; when the worker is given up, they all end.
 
 A third-party kind implements `Worker` (see agentrl/) and uses four methods of `server.Controller`:
 
-    controller.join(worker, register)      it is here; joining again with the same id replaces the old object
+    controller.join(worker, register)      it is here; joining again replaces the old object
     controller.heard(worker_id)            it is alive; after three silent heartbeats it is lost
     controller.ended(worker_id, Ended)     one of its sessions is over and the slot is free
     controller.lost(worker_id, reason)     it is gone; its sessions end as failed
@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ludus.controller.records import Act, AskTasks, Close, Drain, Renew, SessionSpec, Solve, Start
+from ludus.controller.runtime import within
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Connection
@@ -28,27 +29,20 @@ T = TypeVar("T")
 
 
 class Worker(Protocol):
-    """Calls raise EnvironmentFailed (its code), WorkerLost (not reachable) or ControllerFailed (refused, with a status).
+    """Calls raise EnvironmentFailed (its code), WorkerLost (gone) or ControllerFailed (refused).
 
-    A call that raised WorkerLost is repeated with the same ids once the worker has joined again: a repeated
-    `open`, `start` or `act` must get the answer of the first one, and not be executed twice.
+    A call that raised WorkerLost is repeated with the same ids once the worker has joined again: a
+    repeated `open`, `start` or `act` must get the first one's answer, and not be executed twice.
     """
 
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def dialect(self) -> str:
-        """Either "ludus" or the name of a third-party system, whose routes may pass its JSON with `raw`."""
-        ...
-
-    @property
-    def keeps_leases(self) -> bool:
-        """True: it closes sessions that nobody renews and reports `ended`. False: the controller does that."""
-        ...
+    id: str
+    dialect: str
+    """Either "ludus" or a third-party system, whose own routes may call `raw`."""
+    keeps_leases: bool
+    """True: it closes sessions that nobody renews. False: the controller does."""
 
     async def open(self, spec: SessionSpec) -> None:
-        """ControllerFailed with status 503 means that no slot is free: the session waits again, for any worker."""
+        """Status 503 means that no slot is free: the session waits again, for any worker."""
         ...
 
     async def tasks(self, ask: AskTasks) -> tuple[Task, ...]: ...
@@ -92,20 +86,16 @@ class ConnectedWorker:
         await self.connection.call("open", spec)
 
     async def tasks(self, ask: AskTasks) -> tuple[Task, ...]:
-        tasks: tuple[Task, ...] = await self.connection.call("tasks", ask, answer=tuple[Task, ...])
-        return tasks
+        return await self.connection.call("tasks", ask, answer=tuple[Task, ...])
 
     async def start(self, start: Start) -> Observation:
-        observation: Observation = await self.connection.call("start", start, answer=Observation)
-        return observation
+        return await self.connection.call("start", start, answer=Observation)
 
     async def act(self, act: Act) -> Observation:
-        observation: Observation = await self.connection.call("act", act, answer=Observation)
-        return observation
+        return await self.connection.call("act", act, answer=Observation)
 
     async def solve(self, solve: Solve) -> Action:
-        action: Action = await self.connection.call("solve", solve, answer=Action)
-        return action
+        return await self.connection.call("solve", solve, answer=Action)
 
     async def close(self, close: Close) -> None:
         await self.connection.call("close", close)
@@ -161,20 +151,17 @@ class WorkerCalls:
         self._returns.pop(worker_id, None)
 
     async def call(self, worker_id: str, what: Callable[[Worker], Awaitable[T]], *, limit_s: float) -> T:
-        clock = asyncio.timeout(limit_s)
+        def late() -> WorkerLost:
+            lost = not self._is_expected(worker_id)
+            return WorkerLost(f"worker {worker_id} {'was lost' if lost else f'did not answer within {limit_s:g} s'}")
+
         clocks = self._clocks[worker_id]
-        clocks.add(clock)
-        try:
-            async with clock:
+        async with within(limit_s, late) as clock:
+            clocks.add(clock)
+            try:
                 return await self._persist(worker_id, what)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            if not self._is_expected(worker_id):
-                raise WorkerLost(f"worker {worker_id} was lost") from None
-            raise WorkerLost(f"worker {worker_id} did not answer within {limit_s:g} s") from None
-        finally:
-            clocks.discard(clock)
+            finally:
+                clocks.discard(clock)
 
     async def _persist(self, worker_id: str, what: Callable[[Worker], Awaitable[T]]) -> T:
         while True:

@@ -1,12 +1,12 @@
-"""The live sessions of a worker. Promise: a call is carried out once, alone and within its time limit.
+"""The live sessions of a worker. Promise: a call is executed once, alone, in its time limit.
 
     open ──▶ live ──start, act, solve──▶ live ──close──▶ over: the slot is free, `ended` is reported
-               │  └─ a call or the session timed out: its code is stopped at once, and it is over when
-               │     the client closes it, or after BROKEN_S
+               │  └─ a call or the session timed out: its code is stopped at once, and it is over
+               │     when the client closes it, or after BROKEN_S
                └─ no call and no renewal for a whole lease ──▶ over
 
-A call runs in its own task: it continues when its client's connection breaks, and the same call over the
-next connection joins it.
+A call runs in its own task: it continues when its client's connection breaks, and the same call
+over the next connection joins it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sessions:
         await session.opened()
 
     def call(self, body: Start | Act | Solve, *, trusted: bool = False) -> asyncio.Task[Any]:
-        """The task of the call, which a Connection answers from: awaiting it would cost a second task per turn."""
+        """The task of the call. A Connection answers from it, which saves a task per turn."""
         session = self._find(body, trusted=trusted)
         if isinstance(body, Act):
             return session.act(body)
@@ -93,7 +93,7 @@ class Sessions:
             raise ControllerFailed(f"all {self.slots} slots of this worker are taken", status=503)
 
     def _find(self, call: Start | Act | Solve | Close, *, trusted: bool) -> LiveSession:
-        """`trusted`: the call came from the controller, which has checked its client and may omit the key."""
+        """`trusted`: the call came from the controller, which may omit the key."""
         session = self._live.get(call.session_id)
         if session is None:
             if (over := self._over.get(call.session_id)) is not None:
@@ -104,13 +104,13 @@ class Sessions:
         return session
 
     def _ended(self, session: LiveSession, ended: Ended | None) -> None:
-        """`ended` is None for a session that never opened, where the caller of `open` hears the failure."""
+        """`ended` is None for a session that never opened: the caller of `open` hears that."""
         del self._live[session.id]
         if not self._live:
             self._empty.set()
         if ended is not None:
             assert session.over is not None
-            self._over[session.id] = fault_of(session.over)  # not the error, whose traceback holds the session
+            self._over[session.id] = fault_of(session.over)  # an error would hold the session
             while len(self._over) > MAX_REMEMBERED:
                 del self._over[next(iter(self._over))]
             self._on_ended(ended)
@@ -132,7 +132,7 @@ class LiveSession:
         """Callers that wait until it is open."""
         self._turn = 0
         self._answers: dict[str, tuple[Any, asyncio.Task[Any]]] = {}
-        """The last call of each kind: its identity, and the task that has or will have its answer."""
+        """The last call of each kind: its identity, and the task that gives its answer."""
         self._shutting: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         # nobody can renew it before it is open, and opening is limited by timeout_s
@@ -251,7 +251,7 @@ class LiveSession:
     # -------------------------------------------------------------------------------------------- the end
 
     def end(self, cause: str, message: str = "", *, error: LudusError | None = None) -> Awaitable[None]:
-        """Frees everything; safe to call twice, and the first cause is reported. Waiting calls raise `error`."""
+        """Frees everything. Idempotent: the first cause counts. Waiting calls raise `error`."""
         if self._ending is None:
             over = ControllerFailed(f"session {self.id} is over: {message or cause}", status=404)
             self.over = self.over or error or over
@@ -266,7 +266,7 @@ class LiveSession:
             self._ended(self, ended)
 
     def _break(self, error: LudusError) -> None:
-        """Stops the code of a session that timed out. Its client, which hears `error`, may close it for a while."""
+        """Stops the code of a session that timed out; the client may close it for a while."""
         self.over = self.over or error
         self._limit.cancel()
         self._limit = self._loop.call_later(BROKEN_S, lambda: self.end("timeout", str(error)))
@@ -278,7 +278,7 @@ class LiveSession:
         self._break(TurnTimeout(f"{self.spec.task.id}: {limit}{doing and ' in '}{doing}"))
 
     def _check_lease(self) -> None:
-        if self._loop.time() < self._lease_until:  # renewed meanwhile: a lease costs one timer, not one per renewal
+        if self._loop.time() < self._lease_until:  # renewed: one timer per lease is enough
             self._lease = self._loop.call_at(self._lease_until, self._check_lease)
         else:
             self.end("lease", f"nobody called or renewed it for {self.spec.lease_s:g} s")

@@ -1,11 +1,11 @@
-"""A worker process: hosts sessions of its environments for a controller. Promise: it outlives any controller.
+"""A worker process: hosts sessions for a controller. Promise: it outlives any controller.
 
     controller ◀──connects, registers, heartbeats, ended── worker ──── sessions
         └─────open, close, renew, tasks, drain───────────────▶│
     client ───start, act, solve, close, renew──(own /link)────▶┘
 
-SIGTERM drains it: it takes no new sessions, and its sessions continue until they are closed, their leases
-expire, or the drain time is over. A second SIGTERM ends the worker at once.
+SIGTERM drains it: it takes no new sessions, and its sessions continue until they are closed, their
+leases expire, or the drain time is over. A second SIGTERM ends the worker at once.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Worker:
         self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._report_ended)
         self._connection: Connection | None = None
         self._unreported: list[Ended] = []
-        """Sessions that ended while the controller could not be told, since the last registration began."""
+        """Sessions that ended while there was no connection to report them."""
         self._logged = ""
         """Why there is no controller, as it was logged last."""
         self._leaving = asyncio.Event()
@@ -185,7 +185,7 @@ class Worker:
         while True:
             try:
                 reason, pause_s = await self._attend(), PAUSE_S
-            except (OSError, EOFError, WebSocketException, LudusError) as error:  # a TimeoutError is an OSError
+            except (OSError, EOFError, WebSocketException, LudusError) as error:
                 reason = _explained(error, token=self._token)
             if reason != self._logged:  # once, not at every attempt
                 _log.warning("no controller at %s: %s. Trying again; sessions continue", self._url, reason)
@@ -245,7 +245,7 @@ class Worker:
         await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
 
     async def _beat(self, connection: Connection) -> None:
-        """Until the connection is over, or the controller was silent for as long as it would wait for a worker."""
+        """Until the connection is over, or the controller is silent for three heartbeats."""
         every_s = self._registered.heartbeat_s
         while connection.alive:
             try:
@@ -275,7 +275,7 @@ class Worker:
             self._unreported.append(ended)
 
     def _reached_at(self, websocket: ClientConnection) -> str:
-        """A worker bound to every address is reached at the one that it uses towards the controller."""
+        """A worker bound to every address is reached at the one that the controller sees."""
         host = websocket.local_address[0] if self._host in ("", "0.0.0.0", "::") else self._host
         return f"[{host}]" if ":" in host else host
 
@@ -298,7 +298,7 @@ def _explained(error: BaseException, *, token: str) -> str:
 
 
 def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoReturn:
-    """Runs a worker and exits the process with its status: author code that does not end cannot prevent that."""
+    """Runs a worker and exits the process, even if author code does not end."""
     log_json_lines()
 
     async def main() -> NoReturn:

@@ -82,7 +82,7 @@ def worker(
         1024.0, min=1, help="Memory beyond which it is replaced, too; at twice that it is killed."
     ),
 ) -> None:
-    """Serve a worker, which hosts sessions for a controller. SIGTERM drains it, a second ends it."""
+    """Serve a worker, which hosts sessions for a controller. SIGTERM drains it."""
     from ludus.controller.worker.worker import serve_worker
     from ludus.hosting.process_pool import PoolLimits
 

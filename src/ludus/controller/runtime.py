@@ -1,4 +1,4 @@
-"""What controller and worker processes share: event loop, time limits, background tasks, log lines.
+"""What controller and worker processes share: event loop, time limits, tasks, logs, messages.
 
     {"time": "2027-01-31T12:00:00.123Z", "level": "info", "event": "worker lost", "worker": "w1"}
 
@@ -11,10 +11,12 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
+
+from ludus.errors import nearest
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ def event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory
+
+
+def not_found(what: str, name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    return f"{what}.{nearest(name, names)} Known: {', '.join(names) or 'none'}."
 
 
 @asynccontextmanager

@@ -20,36 +20,16 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from ludus.controller.agentrl import translate
 from ludus.controller.agentrl.fleet import Fleet
-from ludus.controller.agentrl.translate import (
-    CUSTOM,
-    Index,
-    Json,
-    action_of,
-    answer_of,
-    ending,
-    names_of,
-    passed,
-    position_of,
-    task_of,
-)
+from ludus.controller.agentrl.translate import CUSTOM, Index, Json
 from ludus.controller.agentrl.wires import read_json
 from ludus.controller.agentrl.workers import DIALECT, AgentrlWorker
-from ludus.controller.records import (
-    ID_BITS,
-    Act,
-    AskTasks,
-    Close,
-    Open,
-    Renew,
-    Start,
-    number_of,
-    session_id_of,
-)
-from ludus.controller.runtime import Background
+from ludus.controller.records import ID_BITS, Act, AskTasks, Close, Open, Renew, Start, number_of, session_id_of
+from ludus.controller.runtime import Background, not_found
 from ludus.controller.service.api import authorised, json, while_connected
 from ludus.controller.service.server import Controller
-from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, nearest
+from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError
 from ludus.types import Action, Message, Observation, Stop, Task
 from ludus.wire.codec import decode, fault_of
 
@@ -164,7 +144,7 @@ class AgentrlRoutes:
 
     # -------------------------------------------------------------------------------------------- called by operators
 
-    async def list_workers(self, request: Request) -> list[Json]:
+    async def list_workers(self, _: Request) -> list[Json]:
         return [
             {
                 "id": seat.worker_id,
@@ -178,7 +158,7 @@ class AgentrlRoutes:
             for seat in self.controller.roster.seats.values()
         ]
 
-    async def list_sessions(self, request: Request) -> list[Json]:
+    async def list_sessions(self, _: Request) -> list[Json]:
         return [
             {
                 "session_id": number_of(session.id),
@@ -202,7 +182,7 @@ class AgentrlRoutes:
         number = decode(await request.body(), SessionNumber).session_id
         self._close_soon(_checked_id(number), client=request.state.client)
 
-    async def sync_all(self, request: Request) -> None:
+    async def sync_all(self, _: Request) -> None:
         await self.fleet.reconcile()
 
     async def version(self, _: Request) -> Json:
@@ -225,7 +205,7 @@ class AgentrlRoutes:
             if index == CUSTOM:
                 raise ConfigError(f"{wanted.name} takes no custom tasks; its index is 0 or more")
             tasks = await self._tasks(wanted.name)
-            return tasks[position_of(index, task_ids=[task.id for task in tasks])]
+            return tasks[translate.position_of(index, task_ids=[task.id for task in tasks])]
         if index == CUSTOM and wanted.custom_task is None:
             raise ConfigError("index -1 means a custom task; send it as custom_task")
         if (
@@ -236,14 +216,12 @@ class AgentrlRoutes:
             index = worker.indices[index] if 0 <= index < len(worker.indices) else index
         if index not in worker.known:
             raise ConfigError(f"{wanted.name} has no task with index {index!r:.80}")
-        return task_of(wanted.name, index, custom=wanted.custom_task if index == CUSTOM else None)
+        return translate.task_of(wanted.name, index, custom=wanted.custom_task if index == CUSTOM else None)
 
     async def _tasks(self, name: str) -> tuple[Task, ...]:
         known = self._known_names()
         if name not in known:
-            raise ConfigError(
-                f"no worker has {name!r:.80}.{nearest(name, known)} Known: {', '.join(sorted(known)) or 'none'}."
-            )
+            raise ConfigError(not_found(f"no worker has {name!r:.80}", name, known))
         environment, split = known[name]
         return await self.controller.tasks(AskTasks(environment, split))
 
@@ -251,7 +229,7 @@ class AgentrlRoutes:
         """AgentRL's names of our environments, each with its environment and split."""
         known: dict[str, tuple[str, str]] = {}
         for described in self.controller.environments():
-            for name, split in names_of(described.name, described.splits):
+            for name, split in translate.names_of(described.name, described.splits):
                 known.setdefault(name, (described.name, split))
         return known
 
@@ -278,7 +256,7 @@ class AgentrlRoutes:
         return await self._answered(session_id, progress, observation, client=client)
 
     async def _turn(self, session_id: str, messages: Any, *, client: str) -> Json:
-        action = action_of(messages)
+        action = translate.action_of(messages)
         progress = self.progress.get(session_id)
         if progress is None:
             self._close_soon(session_id, client=client)
@@ -321,10 +299,10 @@ class AgentrlRoutes:
         stop = Stop.DONE if observation.done else Stop.MAX_TURNS if progress.turn >= progress.max_turns else None
         if stop is not None:
             await self._close(session_id, client=client)
-        return answer_of(observation, action=action, total=progress.total, stop=stop)
+        return translate.answer_of(observation, action=action, total=progress.total, stop=stop)
 
     async def _passed(self, session_id: str, raw: bytes, *, client: str) -> Json:
-        answer = passed(read_json(raw))
+        answer = translate.passed(read_json(raw))
         if answer.get("finish"):
             await self._close(session_id, client=client)
         return answer
@@ -332,7 +310,7 @@ class AgentrlRoutes:
     async def _failed(self, session_id: str, error: EnvironmentFailed, *, client: str) -> Json:
         """A failed session ends with a status, as on AgentRL's workers, and without a reward."""
         await self._close(session_id, client=client)
-        return {"messages": []} | ending(Stop.FAILED, result=str(error))
+        return {"messages": []} | translate.ending(Stop.FAILED, result=str(error))
 
     async def _close(self, session_id: str, *, client: str) -> None:
         self.progress.pop(session_id, None)

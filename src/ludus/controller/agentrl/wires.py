@@ -38,7 +38,6 @@ class Answer(msgspec.Struct, frozen=True):
 class Wire(Protocol):
     async def call(self, name: str, body: Any = None) -> Answer:
         """Has no time limit; the caller sets one. Raises WorkerLost where the connection fails."""
-        ...
 
     async def close(self) -> None: ...
 

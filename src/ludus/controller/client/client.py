@@ -22,11 +22,9 @@ class ClientSession(Protocol):
 
     async def solve(self, *, mistakes: float, rng: random.Random) -> Action:
         """The solver's action; with probability `mistakes`, a random one. ConfigError if none."""
-        ...
 
     async def close(self) -> None:
         """Frees everything. Idempotent, also after a failure."""
-        ...
 
 
 class Client(Protocol):
@@ -37,6 +35,5 @@ class Client(Protocol):
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> ClientSession:
         """A new session, once a slot is free. `timeout_s` limits each call into the environment's
         code, including this one (TurnTimeout), but not the wait for a slot."""
-        ...
 
     async def close(self) -> None: ...

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 from ludus.controller.client.client import TURN_S
 from ludus.controller.records import Described
-from ludus.controller.runtime import within
+from ludus.controller.runtime import not_found, within
 from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.sandboxing import Declared
-from ludus.errors import ConfigError, TurnTimeout, nearest
+from ludus.errors import ConfigError, TurnTimeout
 from ludus.hosting.host import Host, HostedSession
 from ludus.hosting.process_pool import IsolatedSession, PoolLimits, ProcessPool
 from ludus.sandboxes.provider import Sandboxes, need_of
@@ -76,10 +76,7 @@ class LocalClient:
 
     def _find(self, name: str) -> Environment:
         if name not in self._environments:
-            known = list(self._environments)
-            raise ConfigError(
-                f"no environment {name!r} here.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
-            )
+            raise ConfigError(not_found(f"no environment {name!r} here", name, self._environments))
         return self._environments[name]
 
 

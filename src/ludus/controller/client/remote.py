@@ -38,8 +38,8 @@ from ludus.controller.records import (
     Start,
     Withdraw,
 )
-from ludus.controller.runtime import within
-from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
+from ludus.controller.runtime import not_found, within
+from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
 from ludus.hosting.host import draw_player
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Handler
@@ -111,11 +111,7 @@ class RemoteClient:
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
         if environment not in self._described:
-            known = sorted(self._described)
-            raise ConfigError(
-                f"no environment {environment!r} at {self.url}.{nearest(environment, known)} "
-                f"Known there: {', '.join(known) or 'none'}."
-            )
+            raise ConfigError(not_found(f"no environment {environment!r} at {self.url}", environment, self._described))
         ask = AskTasks(environment, split)
         async with self._within(TASKS_S, "tasks"):
             return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))

@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from starlette.responses import Response
+
 from ludus.errors import ControllerFailed
 from ludus.wire.codec import encode, fault_of
 
@@ -51,7 +53,9 @@ class SizeLimit:
         if scope["type"] == "http":
             announced = dict(scope["headers"]).get(b"content-length", b"0")
             if not announced.isdigit() or int(announced) > self._max_bytes:
-                await self._refuse(send)
+                body = encode(fault_of(self._too_large))
+                refusal = Response(body, 413, headers={"Connection": "close"}, media_type="application/json")
+                await refusal(scope, receive, send)
                 return
             receive = self._counted(receive)
         await self._app(scope, receive, send)
@@ -72,10 +76,3 @@ class SizeLimit:
     @property
     def _too_large(self) -> ControllerFailed:
         return ControllerFailed(f"the request is larger than {self._max_bytes} bytes", status=413)
-
-    async def _refuse(self, send: Send) -> None:
-        body = encode(fault_of(self._too_large))
-        length = str(len(body)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body})

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ludus.controller.records import SessionSpec
+from ludus.controller.runtime import not_found
 from ludus.controller.service.waiting import Session, Waiting
-from ludus.errors import ControllerFailed, WorkerLost, nearest
+from ludus.errors import ControllerFailed, WorkerLost
 
 MAX_GONE = 20_000
 """Ended sessions whose cause is remembered."""
@@ -155,7 +156,7 @@ class Roster:
         return session
 
     def gone(self, session_id: str) -> ControllerFailed | WorkerLost:
-        """The error that says why a session is over."""
+        """The reason why a session is over, as an error."""
         gone = self._gone.get(session_id)
         if gone is None:
             return ControllerFailed(f"no session {session_id!r} here", status=404)
@@ -182,8 +183,7 @@ class Roster:
         return sorted(self._hosts)
 
     def unknown_environment(self, name: str) -> str:
-        known = self.environments()
-        return f"no worker has environment {name!r}.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
+        return not_found(f"no worker has environment {name!r}", name, self._hosts)
 
     def hosts(self, environment: str) -> list[Seat]:
         """The workers that have it and can be called, the emptiest first."""
@@ -296,11 +296,7 @@ class Roster:
     def drain(self, worker_id: str, *, draining: bool) -> list[Decision]:
         seat = self.seats.get(worker_id)
         if seat is None:
-            known = sorted(self.seats)
-            names = ", ".join(known) or "none"
-            raise ControllerFailed(
-                f"no worker {worker_id!r} here.{nearest(worker_id, known)} Known: {names}.", status=404
-            )
+            raise ControllerFailed(not_found(f"no worker {worker_id!r} here", worker_id, self.seats), status=404)
         (self.drained.add if draining else self.drained.discard)(worker_id)
         seat.drained = draining
         return self._fill(seat)
@@ -440,7 +436,7 @@ class Roster:
 
     def _again(self, session: Session) -> Again:
         self._remove(session)
-        # a new object: whoever still opens the old one sees that it was given up
+        # a new object, so that the task that opens the old one sees that it was given up
         self._wait(Session(session.spec, deadline=session.deadline), in_front=True)
         return Again(session.id)
 

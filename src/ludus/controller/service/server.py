@@ -348,7 +348,7 @@ class Controller:
                     self._answer(asked_id, self._opened(self.roster.sessions[session_id]))
                 case Expire(session_id):
                     session = self.roster.sessions[session_id]
-                    message = f"nobody called or renewed it for {session.spec.lease_s:g} s"
+                    message = f"no call or renewal for {session.spec.lease_s:g} s"
                     self._background.spawn(self._close_there(session, cause="lease", message=message))
                 case End():
                     self._over(decision)

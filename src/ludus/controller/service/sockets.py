@@ -74,46 +74,33 @@ async def serve_client(websocket: WebSocket) -> None:
 async def serve_worker(websocket: WebSocket) -> None:
     controller: Controller = websocket.app.state.controller
     owner = await _accepted(websocket, controller)
-    if owner is not None:
-        worker = WorkerEndpoints(websocket, controller, owner=owner)
-        await _run(worker.connection, websocket, controller, over=worker.over)
+    if owner is None:
+        return
+    registered: list[ConnectedWorker] = []
 
-
-class WorkerEndpoints:
-    """One worker's connection; which worker it is, is known once it has registered."""
-
-    def __init__(self, websocket: WebSocket, controller: Controller, *, owner: str) -> None:
-        self._controller, self._owner = controller, owner
-        self._worker: ConnectedWorker | None = None
-        endpoints = {
-            "register": Handler(Register, self._register),
-            "heartbeat": Handler(Heartbeat, self._heartbeat),
-            "ended": Handler(Ended, self._ended),
-        }
-        self.connection = Connection(WebSocketTransport(websocket), endpoints=endpoints, peer="a worker")
-
-    def over(self, reason: str) -> None:
-        if self._worker is not None:
-            self._controller.away(self._worker, reason=reason)
-
-    def _register(self, register: Register) -> Registered:
-        worker = ConnectedWorker(register.worker_id, connection=self.connection)
-        answer = self._controller.join(worker, register, owner=self._owner)
-        self._worker = worker
-        self.connection.peer = f"worker {worker.id}"
+    def register(body: Register) -> Registered:
+        worker = ConnectedWorker(body.worker_id, connection=connection)
+        answer = controller.join(worker, body, owner=owner)
+        registered[:] = [worker]
+        connection.peer = f"worker {worker.id}"
         return answer
 
-    def _heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._controller.heard(self._id, leaving=heartbeat.draining)
-
-    def _ended(self, ended: Ended) -> None:
-        self._controller.ended(self._id, ended)
-
-    @property
-    def _id(self) -> str:
-        if self._worker is None:
+    def worker_id() -> str:
+        if not registered:
             raise ControllerFailed("call `register` first", status=409)
-        return self._worker.id
+        return registered[0].id
+
+    def over(reason: str) -> None:
+        for worker in registered:
+            controller.away(worker, reason=reason)
+
+    endpoints = {
+        "register": Handler(Register, register),
+        "heartbeat": Handler(Heartbeat, lambda body: controller.heard(worker_id(), leaving=body.draining)),
+        "ended": Handler(Ended, lambda body: controller.ended(worker_id(), body)),
+    }
+    connection = Connection(WebSocketTransport(websocket), endpoints=endpoints, peer="a worker")
+    await _run(connection, websocket, controller, over=over)
 
 
 def client_endpoints(controller: Controller, client: str) -> dict[str, Handler]:

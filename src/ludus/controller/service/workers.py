@@ -43,7 +43,6 @@ class Worker(Protocol):
 
     async def open(self, spec: SessionSpec) -> None:
         """Status 503 means that no slot is free: the session waits again, for any worker."""
-        ...
 
     async def tasks(self, ask: AskTasks) -> tuple[Task, ...]: ...
 
@@ -55,23 +54,18 @@ class Worker(Protocol):
 
     async def close(self, close: Close) -> None:
         """Frees the session, whatever its code does. An unknown session counts as closed."""
-        ...
 
     def renew(self, session_ids: Sequence[str]) -> None:
         """Renews the leases of these sessions without waiting for an answer."""
-        ...
 
     def drain(self, draining: bool) -> None:
         """Informs the worker. The controller places nothing on a drained worker anyway."""
-        ...
 
     def leave(self) -> None:
         """The controller has given it up as lost. A worker that is still alive may join again."""
-        ...
 
     async def raw(self, session_id: str, *, call: str, body: bytes) -> bytes:
         """A call in the worker's own dialect, passed on unchanged so that no field is lost."""
-        ...
 
 
 class ConnectedWorker:

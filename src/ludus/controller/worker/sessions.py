@@ -39,8 +39,8 @@ class Sessions:
         self._on_ended = on_ended
         self._live: dict[str, LiveSession] = {}
         self._over: dict[str, Fault] = {}
-        self._empty = asyncio.Event()
-        self._empty.set()
+        self.empty = asyncio.Event()
+        self.empty.set()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -51,9 +51,12 @@ class Sessions:
     async def open(self, spec: SessionSpec) -> None:
         session = self._live.get(spec.session_id)
         if session is None:
-            self._require_room()
+            if self.draining:
+                raise ControllerFailed("this worker is draining and takes no new sessions", status=503)
+            if len(self._live) >= self.slots:
+                raise ControllerFailed(f"all {self.slots} slots of this worker are taken", status=503)
             session = self._live[spec.session_id] = LiveSession(spec, hosting=self.hosting, ended=self._ended)
-            self._empty.clear()
+            self.empty.clear()
         await session.opened()
 
     def call(self, body: Start | Act | Solve, *, trusted: bool = False) -> asyncio.Task[Any]:
@@ -74,7 +77,7 @@ class Sessions:
         return Renewed(tuple(each for each in renew.session_ids if each not in self._live))
 
     async def end(self, session_ids: Iterable[str], *, message: str) -> None:
-        """Ends sessions that their clients did not close; they hear WorkerLost."""
+        """Ends sessions that their clients did not close; waiting calls raise WorkerLost."""
         live = [self._live[each] for each in session_ids if each in self._live]
         await asyncio.gather(
             *(each.end("failed", message, error=WorkerLost(f"session {each.id}: {message}")) for each in live)
@@ -82,15 +85,6 @@ class Sessions:
 
     async def end_all(self, message: str) -> None:
         await self.end(tuple(self._live), message=message)
-
-    async def empty(self) -> None:
-        await self._empty.wait()
-
-    def _require_room(self) -> None:
-        if self.draining:
-            raise ControllerFailed("this worker is draining and takes no new sessions", status=503)
-        if len(self._live) >= self.slots:
-            raise ControllerFailed(f"all {self.slots} slots of this worker are taken", status=503)
 
     def _find(self, call: Start | Act | Solve | Close, *, trusted: bool) -> LiveSession:
         """`trusted`: the call came from the controller, which may omit the key."""
@@ -104,10 +98,10 @@ class Sessions:
         return session
 
     def _ended(self, session: LiveSession, ended: Ended | None) -> None:
-        """`ended` is None for a session that never opened: the caller of `open` hears that."""
+        """`ended` is None for a session that never opened, which the caller of `open` reports."""
         del self._live[session.id]
         if not self._live:
-            self._empty.set()
+            self.empty.set()
         if ended is not None:
             assert session.over is not None
             self._over[session.id] = fault_of(session.over)  # an error would hold the session
@@ -243,7 +237,7 @@ class LiveSession:
             self._lease = self._loop.call_at(self._lease_until, self._check_lease)
 
     def _unopened(self, error: BaseException) -> Ended:
-        """For a restarted controller, which was told that this session runs."""
+        """For a restarted controller, to which this session was reported as running."""
         if self.over is None:
             self.over = error if isinstance(error, LudusError) else WorkerLost(f"session {self.id} was not opened")
         return Ended(self.id, "failed", str(self.over))
@@ -281,7 +275,7 @@ class LiveSession:
         if self._loop.time() < self._lease_until:  # renewed: one timer per lease is enough
             self._lease = self._loop.call_at(self._lease_until, self._check_lease)
         else:
-            self.end("lease", f"nobody called or renewed it for {self.spec.lease_s:g} s")
+            self.end("lease", f"no call or renewal for {self.spec.lease_s:g} s")
 
     def _shut(self) -> asyncio.Task[None]:
         self._shutting = self._shutting or asyncio.create_task(self._shut_down())

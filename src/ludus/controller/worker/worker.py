@@ -96,7 +96,7 @@ class Worker:
         await self.hosting.prepare()
         self._listen_to_signals()
         async with AsyncExitStack() as closing:
-            self._port = _port_of(await self._listen(closing))
+            self._port = next(iter((await self._listen(closing)).sockets)).getsockname()[1]
             _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
             connecting = asyncio.create_task(self._connect_for_ever())
             try:
@@ -144,7 +144,7 @@ class Worker:
 
     async def _until_stopped(self) -> None:
         await self._leaving.wait()
-        waits = {asyncio.create_task(self.sessions.empty()), asyncio.create_task(self._forced.wait())}
+        waits = {asyncio.create_task(self.sessions.empty.wait()), asyncio.create_task(self._forced.wait())}
         await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
@@ -284,11 +284,6 @@ def _only_link(websocket: ServerConnection, request: Request) -> Response | None
     if request.path.partition("?")[0] != "/link":
         return websocket.respond(http.HTTPStatus.NOT_FOUND, "A Ludus worker: clients connect at /link.\n")
     return None
-
-
-def _port_of(server: Server) -> int:
-    port: int = next(iter(server.sockets)).getsockname()[1]
-    return port
 
 
 def _explained(error: BaseException, *, token: str) -> str:

@@ -18,7 +18,7 @@ from tests.controller.penned import alive, ends
 from tests.controller.plane import until
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager

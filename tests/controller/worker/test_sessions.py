@@ -251,7 +251,7 @@ def test_a_draining_worker_takes_no_new_sessions_and_the_old_ones_go_on():
         assert not scene.sessions._empty.is_set()
         await scene.act()
         await scene.sessions.close(Close("s1", KEY))
-        await scene.sessions.empty()
+        await scene.sessions.empty.wait()
 
     play(scene_of)
 
@@ -262,10 +262,10 @@ def test_a_lease_that_runs_out_frees_the_slot_and_says_why():
     async def scene_of(scene):
         await scene.started(lease_s=1.0)
         async with asyncio.timeout(60):
-            await scene.sessions.empty()
+            await scene.sessions.empty.wait()
         (ended,) = scene.ended
         assert (ended.session_id, ended.cause) == ("s1", "lease")
-        with pytest.raises(ControllerFailed, match=r"nobody called or renewed it for 1 s") as raised:
+        with pytest.raises(ControllerFailed, match=r"no call or renewal for 1 s") as raised:
             await scene.act()
         assert status_of(raised) == 404
 
@@ -306,7 +306,7 @@ def test_a_lease_begins_when_the_session_is_open_for_nobody_can_renew_it_before(
         await sessions.open(SessionSpec.of(wanted, session_id="s1", key=KEY, client="me"))
         assert (len(sessions), ended) == (1, [])
         async with asyncio.timeout(60):
-            await sessions.empty()
+            await sessions.empty.wait()
         await client.close()
         return [each.cause for each in ended]
 
@@ -316,9 +316,9 @@ def test_a_lease_begins_when_the_session_is_open_for_nobody_can_renew_it_before(
 def test_a_lease_that_runs_out_during_an_act_ends_it():
     async def scene_of(scene):
         await scene.started(lease_s=1.0)
-        with pytest.raises(ControllerFailed, match="nobody called or renewed it"):
+        with pytest.raises(ControllerFailed, match="no call or renewal"):
             await scene.act("loop")
-        await scene.sessions.empty()
+        await scene.sessions.empty.wait()
 
     play(scene_of)
 
@@ -352,7 +352,7 @@ def test_a_broken_session_that_its_client_does_not_close_is_closed(monkeypatch):
         with pytest.raises(TurnTimeout):
             await scene.act("loop")
         async with asyncio.timeout(60):
-            await scene.sessions.empty()
+            await scene.sessions.empty.wait()
         (ended,) = scene.ended
         assert ended.cause == "timeout"
         assert "act exceeded" in ended.message

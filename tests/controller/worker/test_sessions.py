@@ -248,7 +248,7 @@ def test_a_draining_worker_takes_no_new_sessions_and_the_old_ones_go_on():
         with pytest.raises(ControllerFailed, match="draining") as raised:
             await scene.open("s2")
         assert status_of(raised) == 503
-        assert not scene.sessions._empty.is_set()
+        assert not scene.sessions.empty.is_set()
         await scene.act()
         await scene.sessions.close(Close("s1", KEY))
         await scene.sessions.empty.wait()

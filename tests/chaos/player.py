@@ -82,7 +82,7 @@ class Player:
         if (
             number % 2
         ):  # as if the worker could not be reached from here: turns are passed on, and repeated when a controller is killed
-            session.line = self._client.controller
+            session.connection = self._client.controller
         said: list[str] = []
         try:
             await _in_time(session.start(), f"start {name}")

@@ -68,8 +68,8 @@ def test_beyond_loopback_a_model_is_served_only_to_those_with_a_key():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("rollout.temperature=0.5", "rollout.temperature has no part in serving a model"),
-        ("trainer.lr=1", "trainer.lr has no part"),
+        ("rollout.temperature=0.5", "rollout.temperature does not apply to serving a model"),
+        ("trainer.lr=1", "trainer.lr does not apply"),
         ("engine.max_runing=3", "unknown key 'engine.max_runing'. Did you mean 'max_running'?"),
     ],
 )

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from websockets.asyncio.client import connect
 from websockets.asyncio.server import serve
 
-from ludus.controller.records import Act, Ended, Heartbeat, Open, OpenHere, Register, Registered, Start
+from ludus.controller.records import Act, Ended, Heartbeat, Open, Register, Registered, SessionSpec, Start
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Connection, Handler
 from tests.ports import free_port
@@ -57,7 +57,8 @@ class FakeController:
     async def open(self, session_id="s1", *, environment, number=0, **limits):
         task = Task(f"{environment}/train/{number}", environment, "train", {"n": number, "words": ["red", "blue"]})
         wanted = Open(task=task, seed=0, request_id=f"r-{session_id}", **limits)
-        await self.worker.call("open", OpenHere(session_id, f"key-{session_id}", wanted, client="me"))
+        spec = SessionSpec.of(wanted, session_id=session_id, key=f"key-{session_id}", client="me")
+        await self.worker.call("open", spec)
 
 
 @asynccontextmanager

@@ -16,11 +16,10 @@ from ludus.controller.records import (
     Heartbeat,
     Open,
     Opened,
-    OpenHere,
     Register,
     Registered,
     Renew,
-    Running,
+    SessionSpec,
     Solve,
     Start,
 )
@@ -100,7 +99,7 @@ class FakeWorker:
         self.url, self.token = url, token
         self.worker_id, self.slots = worker_id, slots
         self.environments = tuple(Described(name, options=options or {}) for name in environments)
-        self.sessions: dict[str, OpenHere] = {}
+        self.sessions: dict[str, SessionSpec] = {}
         self.opened, self.acts, self.keys, self.closed = [], [], [], []
         self.renewed, self.drains, self.asked = [], [], []
         self.may_act, self.may_open = asyncio.Event(), asyncio.Event()
@@ -111,7 +110,7 @@ class FakeWorker:
 
     async def join(self, *, keeps=True):
         endpoints = {
-            "open": Handler(OpenHere, self._open),
+            "open": Handler(SessionSpec, self._open),
             "tasks": Handler(AskTasks, self._tasks),
             "start": Handler(Start, self._start),
             "act": Handler(Act, self._act),
@@ -121,11 +120,8 @@ class FakeWorker:
             "drain": Handler(Drain, lambda drain: self.drains.append(drain.draining)),
         }
         self.linked = await dial(self.url, "/link/worker", token=self.token, endpoints=endpoints)
-        running = tuple(
-            Running(s, here.open.request_id, here.open.task, client=here.client, key=here.key)
-            for s, here in self.sessions.items()
-        )
-        register = Register(self.worker_id, self.environments, self.slots, "ws://w/link", running if keeps else ())
+        running = tuple(self.sessions.values()) if keeps else ()
+        register = Register(self.worker_id, self.environments, self.slots, "ws://w/link", running)
         self.registered = await self.linked.link.call("register", register, answer=Registered)
         for session_id in self.registered.unknown:
             self.sessions.pop(session_id, None)
@@ -144,14 +140,14 @@ class FakeWorker:
     async def close(self):
         await self.linked.close()
 
-    async def _open(self, here):
+    async def _open(self, spec):
         await self.may_open.wait()
         if self.refuses is not None:
             failure, self.refuses = self.refuses, None
             raise failure
-        if here.session_id not in self.sessions:
-            self.opened.append(here)
-        self.sessions[here.session_id] = here
+        if spec.session_id not in self.sessions:
+            self.opened.append(spec)
+        self.sessions[spec.session_id] = spec
 
     def _tasks(self, ask):
         self.asked.append(ask)
@@ -159,7 +155,7 @@ class FakeWorker:
 
     def _start(self, start):
         self.keys.append(start.key)
-        return Observation((Message("user", f"welcome to {self.sessions[start.session_id].open.task.id}"),))
+        return Observation((Message("user", f"welcome to {self.sessions[start.session_id].task.id}"),))
 
     async def _act(self, act):
         self.acts.append(act)

@@ -1,27 +1,26 @@
-"""Asks, seats and rosters for tests of what the roster decides."""
+"""Specs, seats and rosters for tests of what the roster decides."""
 
 import itertools
 
+from ludus.controller.records import SessionSpec
 from ludus.controller.service.roster import Place, Roster, Seat
-from ludus.controller.service.waiting import Ask
+from ludus.types import Task
 
 HEARTBEAT_S = 5.0
 numbers = itertools.count()
 
 
-def ask(environment="maze", *, client="ann", deadline=100.0, lease_s=60.0, session_id=None, request_id=None):
+def ask(environment="maze", *, client="ann", wait_s=100.0, lease_s=60.0, session_id=None, request_id=None):
     number = next(numbers)
-    session_id = session_id or f"s{number}"
-    return Ask(
-        session_id=session_id,
+    return SessionSpec(
+        Task(f"{environment}/train/0", environment, "train"),
+        seed=0,
+        request_id=request_id or f"r{number}",
+        lease_s=lease_s,
+        wait_s=wait_s,
+        session_id=session_id or f"s{number}",
         key="key",
         client=client,
-        request_id=request_id or f"r{number}",
-        environment=environment,
-        split="train",
-        task_id=f"{environment}/train/0",
-        deadline=deadline,
-        lease_s=lease_s,
     )
 
 

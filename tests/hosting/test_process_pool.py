@@ -28,7 +28,7 @@ def scene(play, *, author=Isolated, limits=FEW, **options):
     """Runs `play(client)` with a client of that environment, called isolated, and closes it."""
 
     async def main():
-        client = LocalClient([wrap(author, name="isolated", options=options)], pool=limits)
+        client = LocalClient([wrap(author, name="isolated", options=options)], pool_limits=limits)
         try:
             return await play(client)
         finally:

@@ -1,4 +1,4 @@
-"""`ludus serve`: the controller, which places sessions, the workers, which host them, and a model behind an endpoint."""
+"""`ludus serve`: a controller, a worker for it, or a model behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -10,34 +10,39 @@ if TYPE_CHECKING:
     from ludus.environments import Environment
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Serve environments, or a model, to other processes and machines."
+    no_args_is_help=True, add_completion=False, help="Serve environments or a model to other processes and machines."
 )
 
 SERVED = ("model.", "engine.", "devices", "rollout.max_tokens")
-"""Keys of a run that `ludus serve engine` reads."""
+"""Keys of a run file that `ludus serve engine` reads."""
 
 
 @app.command()
 def controller(
-    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, tokens are required."),
+    host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, access tokens are required."),
     port: int = typer.Option(
-        7100, min=0, max=65535, help="0 takes a free one; the line printed when ready says which."
+        7100, min=0, max=65535, help="Port; 0 takes a free one, reported in the line printed when ready."
     ),
-    state: str = typer.Option("", help="Folder of the state that survives a restart; empty: nothing does."),
+    state: str = typer.Option("", help="Folder for the state that survives a restart; empty: keep none."),
     tokens: str = typer.Option(
-        "", help="File of lines `name token [expires]`; else LUDUS_TOKEN. Re-read when it changes."
+        "",
+        help="File of access tokens, lines of `name token [expires]`, read again when it changes; default: LUDUS_TOKEN.",
     ),
-    max_request_mb: float = typer.Option(16.0, help="A larger request is refused with 413."),
-    max_rate: float = typer.Option(10_000.0, min=0, help="Calls per second and client, 429 beyond; 0: no limit."),
-    heartbeat_s: float = typer.Option(5.0, help="A worker silent for three of these is lost."),
+    max_request_mb: float = typer.Option(16.0, help="Largest request in MB; larger ones get status 413."),
+    max_rate: float = typer.Option(
+        10_000.0, min=0, help="Calls per second and client; more get status 429. 0: no limit."
+    ),
+    heartbeat_s: float = typer.Option(
+        5.0, help="Seconds between heartbeats; after three silent ones a worker is lost."
+    ),
     grace_s: float = typer.Option(
-        5.0, help="How long a worker whose link broke may stay away before its sessions end as failed."
+        5.0, help="Seconds in which a disconnected worker may return before its sessions end as failed."
     ),
     agentrl_grpc_port: int | None = typer.Option(
-        None, min=0, max=65535, help="Serve AgentRL workers that connect by gRPC, on loopback; 0 takes a free one."
+        None, min=0, max=65535, help="Loopback port for AgentRL workers that connect by gRPC; 0 takes a free one."
     ),
 ) -> None:
-    """Serve the controller, which places sessions on workers. These register here."""
+    """Serve a controller. Workers register with it, and it places sessions on them."""
     from ludus.controller.service.server import Settings
     from ludus.controller.service.serving import serve_controller
 
@@ -62,16 +67,16 @@ def worker(
         None, help="Names of environments, or module:Class, file.py or file.py:Class.", show_default=False
     ),
     run: str = typer.Option(
-        "", "--run", help="A run file: its environments that are not `here`, with their options, instead."
+        "", "--run", help="A run file; serves its environments that are not `here`, with their options."
     ),
     controller: str = typer.Option("http://127.0.0.1:7100", help="URL of the controller to register with."),
-    slots: int = typer.Option(64, min=1, help="Sessions at once, of all its environments together."),
-    host: str = typer.Option("127.0.0.1", help="Address to listen on for clients' turns."),
-    port: int = typer.Option(0, min=0, max=65535, help="0 takes a free one."),
-    token: str = typer.Option("", envvar="LUDUS_TOKEN", help="For a controller that wants one."),
-    drain_s: float = typer.Option(600.0, min=0, help="How long running sessions may go on after SIGTERM."),
+    slots: int = typer.Option(64, min=1, help="Concurrent sessions of all its environments together."),
+    host: str = typer.Option("127.0.0.1", help="Address on which clients reach this worker for turns."),
+    port: int = typer.Option(0, min=0, max=65535, help="Port for clients; 0 takes a free one."),
+    token: str = typer.Option("", envvar="LUDUS_TOKEN", help="Access token for the controller, if it requires one."),
+    drain_s: float = typer.Option(600.0, min=0, help="Seconds that running sessions may continue after SIGTERM."),
     process_sessions: int = typer.Option(
-        100, min=1, help='Sessions after which a process of an environment with isolation = "process" is replaced.'
+        100, min=1, help="Sessions after which a process of an environment with isolation = process is replaced."
     ),
     process_mb: float = typer.Option(
         1024.0, min=1, help="MiB beyond which such a process is replaced after its session; at twice that it is killed."
@@ -89,7 +94,7 @@ def worker(
         host=host,
         port=port,
         drain_s=drain_s,
-        pool=PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20)),
+        pool_limits=PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20)),
     )
 
 
@@ -101,14 +106,16 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
 
     if bool(names) == bool(run):
         raise ConfigError(
-            f"got environments {names} and --run {run!r}; expected the one or the other, as in `ludus serve worker guess`"
+            f"got environments {names} and --run {run!r}; give one of the two, as in `ludus serve worker guess`"
         )
     if names:
         return [make(name, source=source) for name, source in map(locate, names)]
     config = load_config(run)
     hosted = make_environments(config, at={section.at for section in config.environments.values()} - {HERE})
     if not hosted:
-        raise ConfigError(f"all environments of {run!r} run in the trainer; give one at = 'workers' or a URL")
+        raise ConfigError(
+            f"all environments of {run!r} run in the trainer; set at = 'workers' or a URL for one of them"
+        )
     return list(hosted.values())
 
 
@@ -116,14 +123,14 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
 def engine(
     model: str = typer.Argument(help="A folder (such as a run's export), a hub name, or a pulled model."),
     overrides: list[str] = typer.Argument(
-        None, help="Keys of a run, e.g. engine.max_running=32 rollout.max_tokens=4096."
+        None, help="Keys of a run file, e.g. engine.max_running=32 rollout.max_tokens=4096."
     ),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, LUDUS_API_KEY must be set."),
     port: int = typer.Option(
-        7200, min=0, max=65535, help="0 takes a free one; the line printed when ready says which."
+        7200, min=0, max=65535, help="Port; 0 takes a free one, reported in the line printed when ready."
     ),
 ) -> None:
-    """Serve a model behind an OpenAI-compatible endpoint. It is the embedded engine that answers."""
+    """Serve a model behind an OpenAI-compatible endpoint, with the embedded engine."""
     from ludus.config import load_config
     from ludus.errors import ConfigError
     from ludus.launch.serving.endpoint import serve_engine
@@ -131,6 +138,7 @@ def engine(
     for key in (override.partition("=")[0].strip() for override in overrides or ()):
         if not key.startswith(SERVED):
             raise ConfigError(
-                f"{key} has no part in serving a model, where requests say how to sample; expected {', '.join(SERVED)}"
+                f"{key} does not apply to serving a model, because requests choose the sampling; expected one of "
+                f"{', '.join(SERVED)}"
             )
     serve_engine(load_config(None, [f"model.name={model}", *(overrides or [])]), host=host, port=port)

@@ -1,21 +1,22 @@
-"""What travels between client, controller and worker. Promise: what arrives equals what was sent; a failure keeps its name and cause.
+"""The records that client, controller and worker exchange.
 
     client ──open, tasks──▶ controller ◀──register, heartbeat, ended── worker
        │                        └────────────open, close, drain──────────▶│
-       └──────────────start, act, close, renew (one link per worker)──────▶┘
+       └────────start, act, close, renew (one connection per worker)─────▶┘
 
-    client -> controller   open, withdraw, environments, tasks, start, act, solve, close, renew       (link /link)
-    controller -> client   ended, for sessions that its client did not end
-    worker -> controller   register, heartbeat, ended                                            (link /link/worker)
+    client -> controller   open, withdraw, environments, tasks, start, act, solve, close, renew
+    controller -> client   ended, for sessions that the client did not end itself
+    worker -> controller   register, heartbeat, ended
     controller -> worker   open, tasks, start, act, solve, close, renew, drain
-    client -> worker       start, act, solve, close, renew                                  (link at Opened.address)
+    client -> worker       start, act, solve, close, renew
 
-Placement and leases are the controller's; turns go straight to the worker, over one multiplexed connection, or through the controller
-where a client cannot reach the worker. A frame is a JSON array of envelopes, so that many small messages cost one send.
+The controller owns placement. Turns go straight to the worker (at Opened.address), or through the
+controller where a client cannot reach it. Clients connect at /link, workers at /link/worker.
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -23,8 +24,27 @@ import msgspec
 from ludus.types import Action, Task
 from ludus.wire.codec import VERSION, Record
 
+ID_BITS = 48
+"""A session id is a random 48-bit number in hexadecimal: AgentRL's ids are integers, and a JSON
+number may become a float, which holds 53 bits. "00c2a91b74fe" is session 836176770302 there."""
 Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
+
+
+def new_session_id() -> str:
+    return session_id_of(secrets.randbits(ID_BITS))
+
+
+def new_key() -> str:
+    return secrets.token_urlsafe(16)
+
+
+def number_of(session_id: str) -> int:
+    return int(session_id, 16)
+
+
+def session_id_of(number: int) -> str:
+    return f"{number:0{ID_BITS // 4}x}"
 
 
 # ------------------------------------------------------------------------------------------------ client <-> controller
@@ -47,32 +67,49 @@ class AskTasks(Record, frozen=True):
 
 
 class Open(Record, frozen=True):
-    """A new session. A repeated `request_id` is answered with the session it opened, not with a second one."""
+    """A request for a new session. A repeated `request_id` gets the session opened before."""
 
     task: Task
     seed: int
     request_id: Id
     lease_s: Seconds = 60.0
-    """Without a call or a renewal for so long, the session is closed and its slot is free."""
+    """The session is closed after this many seconds without a call or a renewal."""
     wait_s: Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)] = 300.0
-    """How long to queue for a free slot."""
+    """Seconds to queue for a free slot."""
     timeout_s: Seconds = 60.0
-    """Wall clock of each call into the environment's code, kept by the worker."""
+    """Wall-clock limit of each call into the environment's code, enforced by the worker."""
     session_timeout_s: Seconds = 3600.0
-    """Wall clock of the whole session, kept by the worker too."""
+    """Wall-clock limit of the whole session, enforced by the worker."""
+
+
+class SessionSpec(Open, frozen=True, kw_only=True):
+    """A requested session: the request, the id and key given to it, and its client.
+
+    The same record waits in the queue, opens the session on its worker, is written to the journal,
+    and reports to a restarted controller what a worker hosts.
+    """
+
+    session_id: str
+    key: str = ""
+    client: str = ""
+
+    @classmethod
+    def of(cls, request: Open, *, session_id: str, key: str, client: str) -> SessionSpec:
+        fields = {name: getattr(request, name) for name in Open.__struct_fields__}
+        return cls(**fields, session_id=session_id, key=key, client=client)
 
 
 class Opened(Record, frozen=True):
     session_id: str
     key: str
-    """Whoever holds it may act on the session."""
+    """The key permits calls on the session."""
     worker_id: str = ""
     address: str = ""
-    """Where to link for turns, e.g. ws://127.0.0.1:7101/link; empty: turns go through the controller."""
+    """Websocket URL for turns, e.g. ws://127.0.0.1:7101/link; empty: through the controller."""
 
 
 class Withdraw(Record, frozen=True):
-    """Nobody waits for this `Open` any more: it leaves the queue, and a session that it has opened already is closed."""
+    """Cancels an `Open`: it leaves the queue, and a session that it has opened is closed."""
 
     request_id: str
 
@@ -86,7 +123,8 @@ class Start(Record, frozen=True):
 
 
 class Act(Record, frozen=True):
-    """`turn` counts from 0. The same turn again with the same request_id is answered with the same observation, and not executed."""
+    """One turn; `turn` counts from 0. A repeat with the same turn and request_id is not executed
+    again: it gets the same observation."""
 
     session_id: str
     turn: int
@@ -96,7 +134,7 @@ class Act(Record, frozen=True):
 
 
 class Solve(Record, frozen=True):
-    """What the environment's own player would do: its solver, or a random valid action drawn with `seed`."""
+    """Asks for the action of the environment's solver, or a random one drawn with `seed`."""
 
     session_id: str
     player: Literal["solve", "random_action"] = "solve"
@@ -115,37 +153,27 @@ class Renew(Record, frozen=True):
 
 class Renewed(Record, frozen=True):
     ended: tuple[str, ...] = ()
-    """Those that are over; there was nothing to renew."""
+    """Sessions that are over and were not renewed."""
 
 
 # ------------------------------------------------------------------------------------------------ worker <-> controller
-
-
-class Running(Record, frozen=True):
-    """A session that a worker hosts, as it tells a controller that has just been (re)started."""
-
-    session_id: str
-    request_id: str
-    task: Task
-    client: str = ""
-    key: str = ""
 
 
 class Register(Record, frozen=True):
     worker_id: str
     environments: tuple[Described, ...]
     slots: int
-    """Sessions of all its environments together."""
+    """Concurrent sessions of all its environments together."""
     address: str = ""
-    running: tuple[Running, ...] = ()
+    running: tuple[SessionSpec, ...] = ()
     version: int = VERSION
 
 
 class Registered(Record, frozen=True):
     heartbeat_s: float = 5.0
-    """A worker silent for three of these is lost; its sessions end as failed."""
+    """A worker that is silent for three of these is lost; its sessions end as failed."""
     unknown: tuple[str, ...] = ()
-    """Sessions the controller has ended meanwhile; the worker closes them."""
+    """Sessions that the controller has ended meanwhile; the worker closes them."""
 
 
 class Heartbeat(Record, frozen=True):
@@ -155,20 +183,12 @@ class Heartbeat(Record, frozen=True):
 
 
 class Ended(Record, frozen=True):
-    """A session is over on its worker and its slot is free. `cause` is one of closed, done, lease, timeout, failed."""
+    """A session is over on its worker and its slot is free."""
 
     session_id: str
     cause: str = "closed"
+    """closed, done, lease, timeout or failed."""
     message: str = ""
-
-
-class OpenHere(Record, frozen=True):
-    """The controller's placement, told to the worker."""
-
-    session_id: str
-    key: str
-    open: Open
-    client: str = ""
 
 
 class Drain(Record, frozen=True):

@@ -16,7 +16,7 @@ from ludus import errors
 from ludus.errors import ConfigError, ControllerFailed, LudusError, describe
 from ludus.types import Completion
 
-VERSION = 1
+VERSION = 2
 """Both ends of a connection must have the same."""
 MAX_FRAME_BYTES = 64 * 2**20
 T = TypeVar("T")

@@ -16,13 +16,14 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, nearest
 from ludus.wire.codec import MAX_FRAME_BYTES, Envelope, Fault, decode, decode_frame, encode, error_of, fault_of
 
+T = TypeVar("T")
 MAX_ENVELOPES = 32
 """In one frame: the other end should begin to work before everything is written. With 512, two ends
 with a thousand sessions wait for each other, and there are 40 % fewer turns per second."""
@@ -78,7 +79,9 @@ class Connection:
     def alive(self) -> bool:
         return self._over is None
 
-    async def call(self, name: str, body: Any = None, *, answer: Any = None, cancel: bool = False) -> Any:
+    async def call(
+        self, name: str, body: Any = None, *, answer: type[T] | Any = None, cancel: bool = False
+    ) -> T | Any:
         """Calls the other end and returns its answer as the type `answer`.
 
         When the caller is cancelled, the handler there runs on; with `cancel` it is cancelled too.

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
-def spoken(messages: list[dict[str, Any]]) -> dict[str, Any]:
+def assistant_message(messages: list[dict[str, Any]]) -> dict[str, Any]:
     texts = [str(message.get("content") or "") for message in messages]
     left = re.search(r"left ([\d ]+)", texts[-1])
     if left:
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        message = {"role": "assistant", **spoken(asked["messages"])}
+        message = {"role": "assistant", **assistant_message(asked["messages"])}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
         body = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from ludus.controller.agentrl.front import FrontDoor
+from ludus.controller.agentrl.routes import AgentrlRoutes
 from ludus.controller.service.server import Controller, Settings
 from ludus.controller.service.serving import serving
 from ludus.controller.worker.worker import Worker
@@ -53,7 +53,7 @@ class Plane:
         self._ours = ours
         self.url = ""
         self.controller: Controller
-        self.door: FrontDoor
+        self.routes: AgentrlRoutes
         self._settings = Settings(agentrl_grpc_port=0, **settings)
         self._ready, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
         self._loop: asyncio.AbstractEventLoop
@@ -68,7 +68,7 @@ class Plane:
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with serving(self._settings) as served:
-            self.controller, self.url, self.door = served.controller, served.url, served.door
+            self.controller, self.url, self.routes = served.controller, served.url, served.agentrl
             async with self._worker_of_ours() if self._ours else nullcontext():
                 self._ready.set()
                 await self._stop.wait()
@@ -105,10 +105,10 @@ class Plane:
 
     @property
     def grpc(self) -> str:
-        return f"grpc://127.0.0.1:{self.door.fleet.port}"
+        return f"grpc://127.0.0.1:{self.routes.fleet.port}"
 
     def worker(self, name: str) -> Any:
-        return next((each for each in self.door.fleet.workers.values() if each.name == name), None)
+        return next((each for each in self.routes.fleet.workers.values() if each.name == name), None)
 
     def num_sessions(self, name: str) -> int:
         """That their own worker counts as running."""

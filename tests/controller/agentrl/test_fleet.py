@@ -12,8 +12,7 @@ import pytest
 from ludus.controller.agentrl import fleet as fleets
 from ludus.controller.agentrl.fleet import Fleet
 from ludus.controller.agentrl.wires import Answer
-from ludus.controller.records import Act, Close, Open, Opened, Start
-from ludus.controller.service.ids import new_key, number_of
+from ludus.controller.records import Act, Close, Open, Opened, Start, new_key, number_of
 from ludus.controller.service.server import Controller, Settings
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
 from ludus.types import Action, Task
@@ -231,7 +230,7 @@ def test_a_worker_that_beats_with_other_tasks_was_started_anew():
         await fleet.beat(worker.beat(), owner=CLIENT)
         session_id = (await opened(controller)).session_id
         await fleet.beat(worker.beat(indices=("a", "b")), owner=CLIENT)
-        with pytest.raises(LudusError, match="started anew"):
+        with pytest.raises(LudusError, match="restarted"):
             await controller.start(Start(session_id), client=CLIENT)
         await until(lambda: not worker.sessions)
         assert fleet.workers["agentrl-a-1"].indices == ("a", "b")

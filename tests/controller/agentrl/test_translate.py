@@ -9,13 +9,13 @@ from ludus.controller.agentrl.translate import (
     STOPS,
     action_of,
     answer_of,
+    assistant_message,
     index_of,
     message_of,
     names_of,
     observation_of,
     passed,
     position_of,
-    spoken,
     task_of,
     tasks_of,
     tools_of,
@@ -148,7 +148,7 @@ calls = st.builds(
 @given(content=st.text(), tool_calls=st.lists(calls, max_size=3))
 def test_an_action_comes_back_as_it_was_said(content, tool_calls):
     action = Action(content, tuple(tool_calls))
-    assert action_of([spoken(action)]) == action
+    assert action_of([assistant_message(action)]) == action
 
 
 def test_several_messages_are_one_action_and_a_call_may_lack_its_type():

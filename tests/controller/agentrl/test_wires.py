@@ -59,7 +59,7 @@ def test_what_went_wrong_is_named():
     async def play(wire: HttpWire) -> None:
         assert (await wire.call("interact", {})).detail == "400 No such session"
         assert (await wire.call("interact", {})).detail == "500 Internal Server Error"
-        with pytest.raises(EnvironmentFailed, match="no JSON"):
+        with pytest.raises(EnvironmentFailed, match="not JSON"):
             await wire.call("interact", {})
 
     with_server([b'400 {"detail": "No such session"}', b"500 Internal Server Error", b"200 NaN"], play)

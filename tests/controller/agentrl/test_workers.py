@@ -226,7 +226,7 @@ def test_a_session_that_their_worker_has_lost_ends_as_failed(has):
         worker = plane.worker("worded")
         plane.call(worker.wire.call, "cancel_with_notice", {"session_id": next(iter(worker.sessions.values())).number})
         until(lambda: plane.num_sessions("worded") == 0)
-        plane.call(plane.door.fleet.reconcile)
+        plane.call(plane.routes.fleet.reconcile)
         with pytest.raises(LudusError, match="no longer"):
             await session.act(Action("0"))
 
@@ -247,7 +247,7 @@ def test_after_a_500_of_their_worker_the_next_calls_do_not_notice(has):
 def test_a_session_there_that_nobody_plays_is_ended(has):
     plane = has("worded")
     assert plane.call(plane.worker("worded").wire.call, "start_sample", {"index": "n0", "session_id": 7}).status == 200
-    plane.call(plane.door.fleet.reconcile)
+    plane.call(plane.routes.fleet.reconcile)
     must_be_free(plane, "worded")
     until(lambda: plane.worker("worded").slots == 2, what="its slot")
 

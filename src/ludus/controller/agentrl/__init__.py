@@ -1,9 +1,9 @@
-"""AgentRL's dialect: its workers serve our clients, its evaluator and trainer run our environments. Its words stop in this folder.
+"""AgentRL's protocol: its workers serve our clients, its evaluator uses our environments.
 
-translate.py    their JSON <-> our types; pure
-wires.py        calling one of their workers over HTTP
-grpc.py         the same over the stream that a worker opens itself
-workers.py      one of their workers, as one of the controller's
-fleet.py        all of them: who beats, who is gone
-front.py        /api, what their evaluator, trainer and workers call
+translate.py    converts between its JSON and our types; pure
+wires.py        calls one of its workers over HTTP
+grpc.py         the same over the gRPC stream that a worker opens
+workers.py      one of its workers, as a `Worker` of the controller
+fleet.py        all of its workers: heartbeats and losses
+routes.py       the routes below /api that its evaluator, trainer and workers call
 """

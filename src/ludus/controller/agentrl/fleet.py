@@ -1,37 +1,37 @@
-"""The AgentRL workers that are here. Promise: a beat that says nothing new costs a hash; a worker that is gone is lost within seconds.
+"""All connected AgentRL workers. Promise: a worker that is gone is lost within seconds.
 
-Their workers register by beating: each beat has the whole index list, 11,000 entries for WebShop. So a beat is read once, and afterwards
-recognised by its bytes.
+These workers register with heartbeats, each of which carries the whole index list (11,000 entries
+for WebShop). So a heartbeat is decoded once, and its repeats are recognised by their hash.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ludus.controller.agentrl.grpc import GrpcWire, Listener, indices_of
-from ludus.controller.agentrl.translate import Index, split_of
+from ludus.controller.agentrl.translate import split_of
 from ludus.controller.agentrl.wires import HttpWire, Wire
 from ludus.controller.agentrl.workers import AgentrlWorker
 from ludus.controller.records import Described, Ended, Register
+from ludus.controller.runtime import retrieved
 from ludus.controller.service.server import Controller
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.wire.codec import decode
 
 RECONCILE_S = 4.0
-"""How often a worker is asked what it has: also what tells that it is alive, for their own beats come every 8 s only."""
+"""Seconds between queries of a worker's sessions, which also show that it is alive."""
 REACH_S = 6.0
-"""A worker that starts beats before it listens."""
-_log = logging.getLogger(__name__)
+"""Seconds to reach a new worker: it sends heartbeats before it listens."""
 
 
-class HttpBeat(msgspec.Struct, frozen=True):
+class Beat(msgspec.Struct, frozen=True):
+    """A worker's heartbeat; one over gRPC has no address."""
+
     name: str
     address: str
     concurrency: int
@@ -42,80 +42,71 @@ class Fleet:
     def __init__(self, controller: Controller, *, reconcile_s: float = RECONCILE_S) -> None:
         self.controller, self.reconcile_s = controller, reconcile_s
         self.workers: dict[str, AgentrlWorker] = {}
-        self._owners: dict[str, str] = {}
-        self._beats: dict[str, bytes] = {}
-        self._ids: dict[bytes, str] = {}
         self._joining: dict[str, asyncio.Lock] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
+        self._ids: dict[bytes, str] = {}
+        """Workers by the hash of their heartbeat."""
         self._listener: Listener | None = None
         self.port = 0
-        """Of the gRPC side; 0 where it is not served."""
+        """The gRPC port; 0 where gRPC is not served."""
 
-    # -------------------------------------------------------------------------------------------- beats
+    # -------------------------------------------------------------------------------------------- heartbeats
 
     async def beat(self, body: bytes, *, owner: str) -> None:
-        """A beat of an HTTP worker, as it came."""
+        """Takes a heartbeat of an HTTP worker."""
         digest = hashlib.sha256(owner.encode() + b"\0" + body).digest()
         if (worker_id := self._ids.get(digest)) in self.workers:
             self._heard(self.workers[str(worker_id)])
             return
-        beat = decode(body, HttpBeat)
-        worker_id = _id_of(beat.address)
-        wire = HttpWire(beat.address)
-        await self._join(worker_id, beat.name, beat.concurrency, beat.indices, wire=wire, digest=digest, owner=owner)
+        beat = decode(body, Beat)
+        await self._join(_id_of(beat.address), beat, wire=HttpWire(beat.address), digest=digest, owner=owner)
 
     async def stream_beat(self, wire: GrpcWire, beat: Any) -> None:
-        """A beat of a gRPC worker; only workers of this machine can send one."""
+        """Takes a heartbeat of a gRPC worker; only workers on this machine can send one."""
         worker_id = f"agentrl-{beat.id}"
         digest = hashlib.sha256(beat.SerializeToString()).digest()
         known = self.workers.get(worker_id)
         if known is not None and known.wire is wire and self._ids.get(digest) == worker_id:
             self._heard(known)
             return
-        await self._join(
-            worker_id, beat.name, beat.concurrency, indices_of(beat), wire=wire, digest=digest, owner="local"
-        )
+        read = Beat(beat.name, "", beat.concurrency, indices_of(beat))
+        await self._join(worker_id, read, wire=wire, digest=digest, owner="local")
 
     async def stream_left(self, wire: GrpcWire) -> None:
         for worker in [each for each in self.workers.values() if each.wire is wire]:
             self.lose(worker, "its gRPC stream was closed")
 
     async def listen(self, host: str, port: int) -> None:
-        """Takes gRPC workers too."""
+        """Accepts gRPC workers too."""
         self._listener = Listener(beat=self.stream_beat, noticed=self.noticed, left=self.stream_left)
         await self._listener.listen(host, port)
         self.port = self._listener.port
 
-    # -------------------------------------------------------------------------------------------- coming and going
+    # -------------------------------------------------------------------------------------------- joining and leaving
 
-    async def _join(
-        self,
-        worker_id: str,
-        name: str,
-        slots: int,
-        indices: Sequence[Index],
-        *,
-        wire: Wire,
-        digest: bytes,
-        owner: str,
-    ) -> None:
+    async def _join(self, worker_id: str, beat: Beat, *, wire: Wire, digest: bytes, owner: str) -> None:
         async with self._joining.setdefault(worker_id, asyncio.Lock()):
             if worker_id in self.workers and self._ids.get(digest) == worker_id:
-                return  # it beat again while it was joining
-            if not name or slots < 1 or not indices:
-                raise ConfigError(
-                    f"an AgentRL worker needs a name, slots and tasks; got {name!r}, {slots}, {len(indices)}"
-                )
+                return  # another heartbeat came while it was joining
+            if not beat.name or beat.concurrency < 1 or not beat.indices:
+                got = f"{beat.name!r}, {beat.concurrency}, {len(beat.indices)}"
+                raise ConfigError(f"an AgentRL worker needs a name, slots and tasks; got {got}")
             worker = AgentrlWorker(
-                worker_id, name=name, concurrency=slots, indices=indices, wire=wire, changed=self._seat, left=self.lose
+                worker_id,
+                name=beat.name,
+                owner=owner,
+                concurrency=beat.concurrency,
+                indices=beat.indices,
+                wire=wire,
+                changed=self._seat,
+                left=self.lose,
             )
             await self._reach(worker)
             if worker_id in self.workers:
-                self.lose(self.workers[worker_id], "it was started anew")
-            self.workers[worker_id], self._owners[worker_id] = worker, owner
-            self._ids[digest], self._beats[worker_id] = worker_id, digest
+                self.lose(self.workers[worker_id], "it was restarted")
+            self.workers[worker_id], self._ids[digest] = worker, worker_id
             try:
-                await worker.reconcile()  # what it still has of another life is ended, and takes no slot twice
+                await worker.reconcile()  # ends the sessions of an earlier controller
                 self._seat(worker)
             except BaseException:
                 self._drop(worker)
@@ -132,15 +123,16 @@ class Fleet:
                 if asyncio.get_running_loop().time() > give_up:
                     await worker.dismiss()
                     raise ConfigError(
-                        f"{worker.id} beats, but cannot be called from here; is the address it gives with -s right? ({describe(error)})"
+                        f"{worker.id} sends heartbeats but cannot be called from here; check the address that it "
+                        f"gives with -s ({describe(error)})"
                     ) from None
             await asyncio.sleep(0.1)
 
     def _seat(self, worker: AgentrlWorker) -> None:
-        """It is here, with as many slots as can really be used, and with the sessions we know of."""
+        """Registers the worker with its usable slots and the sessions known here."""
         if self.workers.get(worker.id) is not worker:
             return
-        if not worker.slots:  # a worker cannot join without any, but one that is here can ask for nothing new
+        if not worker.slots:  # a worker cannot join without slots, but it can stop taking sessions
             self.controller.heard(worker.id, leaving=True)
             return
         tasks = hashlib.sha256(repr(worker.indices).encode()).hexdigest()[:8]
@@ -150,22 +142,21 @@ class Fleet:
             splits=(split_of(worker.name),),
         )
         register = Register(worker.id, environments=(described,), slots=worker.slots, running=worker.running())
-        self.controller.join(worker, register, owner=self._owners[worker.id])
+        self.controller.join(worker, register, owner=worker.owner)
 
     def lose(self, worker: AgentrlWorker, reason: str) -> None:
-        """It cannot be reached; its next beat, if there is one, brings it back. The controller tells it to leave, which ends here too."""
+        """The worker cannot be reached or was given up; its next heartbeat brings it back."""
         if self._drop(worker):
             self.controller.lost(worker.id, reason=reason)
 
     def _drop(self, worker: AgentrlWorker) -> bool:
         if self.workers.get(worker.id) is not worker:
             return False
-        del self.workers[worker.id], self._owners[worker.id]
-        self._ids.pop(self._beats.pop(worker.id), None)
+        del self.workers[worker.id]
+        self._ids = {digest: worker_id for digest, worker_id in self._ids.items() if worker_id != worker.id}
         if (watching := self._watching.pop(worker.id, None)) is not None and watching is not asyncio.current_task():
             watching.cancel()
-        dismissing = asyncio.ensure_future(worker.dismiss())
-        dismissing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        asyncio.ensure_future(worker.dismiss()).add_done_callback(retrieved)
         return True
 
     def _heard(self, worker: AgentrlWorker) -> None:
@@ -196,7 +187,7 @@ class Fleet:
             self.controller.ended(worker.id, Ended(session_id, cause="failed", message=message))
 
     async def reconcile(self) -> None:
-        """All of them now, instead of in a few seconds."""
+        """Queries all workers now."""
         workers = list(self.workers.values())
         await asyncio.gather(*(self._reconcile(worker) for worker in workers), return_exceptions=True)
 
@@ -213,7 +204,7 @@ class Fleet:
 
 
 def _id_of(address: str) -> str:
-    """Their workers have no name; over HTTP, the address is who they are."""
+    """HTTP workers have no name; their address identifies them."""
     parts = urlsplit(address)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(

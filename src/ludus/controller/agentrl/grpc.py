@@ -1,10 +1,10 @@
-"""AgentRL workers that open a gRPC stream themselves. Promise: one writer per stream; answers find their call; only CALLS are called.
+"""AgentRL workers that open a gRPC stream to the controller. Promise: each stream has one writer.
 
-    worker ──WorkerStream──▶ HEARTBEAT (name, slots, indices) · RESPONSE (to a call of ours) · REQUEST (a cancelled session is gone)
+    worker ──WorkerStream──▶ HEARTBEAT (name, slots, indices) · RESPONSE · REQUEST (session is gone)
            ◀─────────────── REQUEST (one of CALLS, with the JSON that HTTP workers get)
 
-The stream carries no token, so it is served on loopback only. The messages are built from a description of our own in a pool of our own:
-AgentRL's package may be imported in the same process.
+The stream carries no access token, so it is served on loopback only. The message classes come from
+a descriptor pool of our own, because AgentRL's package may be imported in the same process.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from ludus.controller.agentrl.wires import CALLS, Answer, read_json
+from ludus.controller.runtime import retrieved
 from ludus.controller.service.access import is_loopback
 from ludus.errors import ConfigError, WorkerLost
 from ludus.wire.codec import encode
@@ -25,7 +26,8 @@ HEARTBEAT, REQUEST, RESPONSE = 0, 1, 2
 
 
 def _described() -> Any:
-    """The messages of the stream: optional fields of proto2 are the same bytes as their edition 2023; an enum is an integer."""
+    """The messages of the stream. Their bytes are those of AgentRL's edition 2023: optional fields
+    of proto2, and integers for enums."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
@@ -35,11 +37,10 @@ def _described() -> Any:
 
     def message(called: str, /, **fields: tuple[int, str]) -> None:
         described = file.message_type.add(name=called)
-        for field, (number, kind) in fields.items():
-            repeated = kind.startswith("repeated ")
-            kind = kind.removeprefix("repeated ")
+        for field, (number, declared) in fields.items():
+            kind = declared.removeprefix("repeated ")
             added = described.field.add(name=field, number=number)
-            added.label = Field.LABEL_REPEATED if repeated else Field.LABEL_OPTIONAL
+            added.label = Field.LABEL_REPEATED if kind != declared else Field.LABEL_OPTIONAL
             added.type = kinds.get(kind, Field.TYPE_MESSAGE)
             if kind not in kinds:
                 added.type_name = f".agentbench.{kind}"
@@ -71,7 +72,7 @@ def _envelope_class() -> Any:
 
 
 class GrpcWire:
-    """One stream, seen from here: calls go out through one queue, answers come back by id and in any order."""
+    """One stream: calls leave through one queue, answers return by id and in any order."""
 
     def __init__(self, envelope: Any) -> None:
         self._envelope = envelope
@@ -119,7 +120,8 @@ Beat = Callable[[GrpcWire, Any], Awaitable[object]]
 
 
 class Listener:
-    """Serves WorkerStream. `beat(wire, beat)` hears every heartbeat, `noticed(number)` every notice, `left(wire)` the end of a stream."""
+    """Serves WorkerStream. Calls `beat(wire, beat)` for heartbeats, `noticed(number)` for notices,
+    `left(wire)` at the end of a stream."""
 
     def __init__(
         self, *, beat: Beat, noticed: Callable[[int], object], left: Callable[[GrpcWire], Awaitable[object]]
@@ -137,8 +139,8 @@ class Listener:
 
         if not is_loopback(host):
             raise ConfigError(
-                f"gRPC workers of AgentRL send no token, so their port is served on loopback only, not on {host}; "
-                "use their HTTP transport with a token, or a tunnel"
+                f"AgentRL's gRPC workers send no access token, so their port is served on loopback only, not on {host}; "
+                "use HTTP with an access token, or a tunnel"
             )
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BYTES)])
         handler = grpc.stream_stream_rpc_method_handler(self._stream, self._envelope.FromString, None)
@@ -167,8 +169,8 @@ class Listener:
 
     async def _read(self, wire: GrpcWire, envelope: Any) -> None:
         if envelope.type == HEARTBEAT and envelope.HasField("beat"):
-            # in a task: joining calls the worker back over this very stream
-            asyncio.ensure_future(self._beat(wire, envelope.beat)).add_done_callback(_retrieved)
+            # in a task, because joining calls the worker over this stream
+            asyncio.ensure_future(self._beat(wire, envelope.beat)).add_done_callback(retrieved)
         elif envelope.type == RESPONSE and envelope.HasField("response"):
             wire.answered(envelope.id, envelope.response)
         elif envelope.HasField("notice"):
@@ -176,7 +178,7 @@ class Listener:
 
 
 class _Only:
-    """A generic handler of one method."""
+    """A generic handler for one method."""
 
     def __init__(self, method: str, handler: Any) -> None:
         self._method, self._handler = method, handler
@@ -187,8 +189,3 @@ class _Only:
 
 def indices_of(beat: Any) -> list[int | str]:
     return [each.int_value if each.HasField("int_value") else each.string_value for each in beat.indices]
-
-
-def _retrieved(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

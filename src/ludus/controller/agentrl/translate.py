@@ -1,7 +1,7 @@
-"""AgentRL's JSON and our types, both ways. Pure. Promise: a failure of theirs is never a reward, and a win is a win, whatever came before.
+"""Converts between AgentRL's JSON and our types. Pure. Promise: a failure never becomes a reward.
 
-theirs                      ours
-task name "kg-std"          environment "kg-std" with its test tasks; "kg-env_train", or any other ending, has train tasks
+AgentRL                     Ludus
+task name "kg-std"          environment "kg-std" with test tasks; with any other ending: train tasks
 index 17                    Task("kg-std/test/17", data={"index": 17})
 status                      STOPS; running: none
 reward of the last answer   the sum of all rewards
@@ -26,17 +26,14 @@ STOPS: Mapping[str, Stop] = {
     "agent context limit": Stop.MAX_TOKENS,
     "agent validation failed": Stop.INVALID,
     "agent invalid action": Stop.INVALID,
-    "task error": Stop.FAILED,  # before unknown: the first of a stop is what we say ourselves
+    "task error": Stop.FAILED,  # before unknown: STATUSES takes the first status of a stop
     "unknown": Stop.FAILED,
     "cancelled": Stop.CANCELLED,
 }
 STATUSES: Mapping[Stop, str] = {stop: status for status, stop in reversed(list(STOPS.items()))}
-_ROLES: Mapping[str, Role] = {
-    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
-}  # fmt: skip
 TEST, TRAIN = "-std", "-env_train"
 CUSTOM = -1
-"""Their index for a task that the client brings itself."""
+"""The index of a task that the client sends itself."""
 
 
 # ------------------------------------------------------------------------------------------------ tasks
@@ -58,12 +55,12 @@ def tasks_of(name: str, indices: Iterable[Index]) -> tuple[Task, ...]:
 def index_of(task: Task) -> Index:
     index = task.data.get("index")
     if isinstance(index, bool) or not isinstance(index, int | str):
-        raise ConfigError(f"task {task.id} has index {index!r}; an AgentRL worker's tasks have an int or a str there")
+        raise ConfigError(f"task {task.id} has index {index!r}; a task of an AgentRL worker has an int or a str")
     return index
 
 
 def position_of(index: Any, *, task_ids: Sequence[str]) -> int:
-    """Which of our tasks an evaluator means: by position or, if it is a string, by id or its last part."""
+    """The position of one of our tasks, given by position, by id, or by the last part of its id."""
     if isinstance(index, int) and not isinstance(index, bool) and 0 <= index < len(task_ids):
         return index
     if isinstance(index, str):
@@ -74,17 +71,17 @@ def position_of(index: Any, *, task_ids: Sequence[str]) -> int:
 
 
 def names_of(environment: str, splits: Sequence[str]) -> list[tuple[str, str]]:
-    """Under which of their names an environment of ours is on offer, and which split each means; the plain name means the test tasks."""
-    ways = [(environment, "test"), (environment + TEST, "test"), (environment + TRAIN, "train")]
-    return [(name, split) for name, split in ways if split in splits]
+    """AgentRL's names of one of our environments, with splits; the plain name means test tasks."""
+    names = [(environment, "test"), (environment + TEST, "test"), (environment + TRAIN, "train")]
+    return [(name, split) for name, split in names if split in splits]
 
 
-# ------------------------------------------------------------------------------------------------ what an AgentRL worker says
+# ------------------------------------------------------------------------------------------------ answers of an AgentRL worker
 
 
 def observation_of(answer: Mapping[str, Any], *, first: Sequence[Message] = (), where: str) -> Observation:
-    """`first`: how the session began; empty for the start itself. A worker may send its whole history again each turn: only the
-    news of it count."""
+    """`first`: the messages of the session's start; empty for the start itself. A worker may send
+    the whole history at each turn; only its new messages are kept."""
     finished = bool(answer.get("finish"))
     status = str(answer.get("status") or ("unknown" if finished else RUNNING))
     stop = None if status == RUNNING and not finished else STOPS.get(status, Stop.FAILED)
@@ -92,83 +89,22 @@ def observation_of(answer: Mapping[str, Any], *, first: Sequence[Message] = (), 
     if stop in (Stop.FAILED, Stop.CANCELLED):
         raise EnvironmentFailed(f"{where}: the AgentRL worker ended the session with status {status!r}; see its log")
     messages = _news(tuple(map(message_of, answer.get("messages") or ())), first=first)
-    if (
-        stop is Stop.INVALID and reward > 0
-    ):  # some classes keep the status of an early bad turn although the task was won later
+    if stop is Stop.INVALID and reward > 0:  # some classes keep the status of an early bad turn
         stop = Stop.DONE
     metrics = _numbers(answer.get("metric") or answer.get("metrics") or {})
     if stop not in (None, Stop.DONE):
         metrics[f"ended_{stop}"] = 1.0
     if stop is None:
-        # what counts with them is the reward of the last answer, and a resent history repeats old ones
+        # only the reward of the last answer counts, and a resent history repeats old ones
         return Observation(messages, tools=None if first else tools_of(answer), metrics=metrics)
     return Observation(messages, tools=None, reward=reward, done=True, invalid=stop is Stop.INVALID, metrics=metrics)
-
-
-def message_of(raw: Any) -> Message:
-    if not isinstance(raw, Mapping) or raw.get("role") not in _ROLES:
-        raise EnvironmentFailed(f"an AgentRL worker sent {raw!r:.120}; expected a chat message with a known role")
-    calls = tuple(map(_call_of, raw.get("tool_calls") or ()))
-    return Message(
-        role=_ROLES[raw["role"]],
-        content=text_of(raw.get("content")),
-        tool_calls=calls,
-        tool_call_id=str(raw.get("tool_call_id") or ""),
-        name=str(raw.get("name") or ""),
-    )
-
-
-def text_of(content: Any) -> str:
-    """Content may be a text, nothing, or a list of parts; what is no text is named, not lost in silence."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(str(p["text"]) if isinstance(p, Mapping) and "text" in p else f"[{_kind(p)}]" for p in parts)
-
-
-def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
-    """Tools in OpenAI's format, where the schema is called parameters, or Anthropic's, where it is input_schema."""
-    functions = (raw.get("function", raw) for raw in answer.get("tools") or () if isinstance(raw, Mapping))
-    return tuple(
-        Tool(
-            str(each["name"]),
-            str(each.get("description") or ""),
-            each.get("parameters") or each.get("input_schema") or _NO_ARGUMENTS,
-        )
-        for each in functions
-        if isinstance(each, Mapping) and each.get("name")
-    )
-
-
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
 
 
 def _news(messages: tuple[Message, ...], *, first: Sequence[Message]) -> tuple[Message, ...]:
     if not first or not messages or messages[0] != first[0]:
         return messages
-    spoken = [at for at, message in enumerate(messages) if message.role == "assistant"]
-    return messages[spoken[-1] + 1 :] if spoken else messages[len(first) :]
-
-
-def _call_of(raw: Any) -> ToolCall:
-    function = raw.get("function") if isinstance(raw, Mapping) else None
-    if not isinstance(function, Mapping):
-        return ToolCall("", {})
-    arguments, _ = arguments_of(function.get("arguments"))
-    return ToolCall(str(function.get("name") or ""), arguments or {}, id=str(raw.get("id") or ""))
-
-
-def arguments_of(raw: Any) -> tuple[Json | None, str]:
-    """Arguments of a call, or why they cannot be read."""
-    if raw is None or raw == "":
-        return {}, ""
-    try:
-        value = json.loads(raw) if isinstance(raw, str) else raw
-    except (ValueError, RecursionError) as error:
-        return None, f"arguments are no JSON: {error}"
-    return (
-        (value, "") if isinstance(value, dict) else (None, f"arguments are {type(value).__name__}; expected an object")
-    )
+    actions = [at for at, message in enumerate(messages) if message.role == "assistant"]
+    return messages[actions[-1] + 1 :] if actions else messages[len(first) :]
 
 
 def _reward(value: Any, *, where: str) -> float:
@@ -180,71 +116,29 @@ def _reward(value: Any, *, where: str) -> float:
 
 
 def _numbers(metrics: Any) -> dict[str, float]:
-    """Their metrics hold anything, traces included; ours are numbers."""
+    """AgentRL's metrics may hold anything, also traces; ours are numbers."""
     items = metrics.items() if isinstance(metrics, Mapping) else ()
     return {str(k): float(v) for k, v in items if isinstance(v, int | float) and math.isfinite(v)}
 
 
-def _kind(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, Mapping) else type(part).__name__
+def passed(answer: Mapping[str, Any]) -> Json:
+    """A worker's answer, every field kept; but an invalid session with a reward is completed."""
+    out = {key: value for key, value in answer.items() if key != "metric"}
+    out["metrics"] = answer.get("metric") or answer.get("metrics") or {}
+    won = isinstance(out.get("reward"), int | float) and out["reward"] > 0
+    if out.get("finish") and won and STOPS.get(str(out.get("status"))) is Stop.INVALID:
+        out["status"] = STATUSES[Stop.DONE]
+    return out
 
 
-# ------------------------------------------------------------------------------------------------ what we say to an AgentRL worker
-
-
-def spoken(action: Action) -> Json:
-    """An action as the assistant message that their worker reads."""
-    message: Json = {"role": "assistant", "content": action.content}
-    if action.tool_calls:
-        message["tool_calls"] = [_wire_call(call, position) for position, call in enumerate(action.tool_calls)]
-    return message
-
-
-def _wire_call(call: ToolCall, position: int) -> Json:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return {
-        "id": call.id or f"call_{position}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
-
-
-# ------------------------------------------------------------------------------------------------ what an AgentRL client says and hears
-
-
-def action_of(messages: Any) -> Action:
-    """What an evaluator's model said. Calls that cannot be read are named in `problem`."""
-    if not isinstance(messages, list) or not messages:
-        raise ConfigError("messages must be a list of at least one assistant message")
-    texts: list[str] = []
-    calls: list[ToolCall] = []
-    problems: list[str] = []
-    for message in messages:
-        if not isinstance(message, Mapping) or message.get("role") != "assistant":
-            raise ConfigError(f"a message is {message!r:.80}; expected only assistant messages")
-        texts.append(text_of(message.get("content")))
-        for raw in message.get("tool_calls") or ():
-            call, problem = _read_call(raw, len(calls))
-            calls.append(call)
-            problems.append(problem)
-    text = "\n".join(text for text in texts if text)
-    return Action(text, tuple(calls), problem="; ".join(filter(None, problems)))
-
-
-def _read_call(raw: Any, position: int) -> tuple[ToolCall, str]:
-    function = raw.get("function") if isinstance(raw, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        return ToolCall("", {}, id=f"call_{position}"), "a tool call has no function name"
-    arguments, problem = arguments_of(function.get("arguments"))
-    call = ToolCall(function["name"], arguments or {}, id=str(raw.get("id") or f"call_{position}"))
-    return call, problem and f"{call.name}: {problem}"
+# ------------------------------------------------------------------------------------------------ answers to an AgentRL client
 
 
 def answer_of(observation: Observation, *, action: Action | None = None, total: float, stop: Stop | None) -> Json:
-    """What their client hears. `total` is the sum of rewards so far: the one of the last answer is what counts with them."""
-    messages = _answered(action, observation) + [wire_message(message) for message in observation.messages]
+    """`total` is the sum of rewards so far, because the reward of the last answer is the result."""
+    messages = _unanswered(action, observation) + [openai_message(message) for message in observation.messages]
     if not messages and stop is None:
-        messages = [{"role": "user", "content": ""}]  # their evaluator gives up on an answer without messages
+        messages = [{"role": "user", "content": ""}]  # the evaluator gives up without messages
     answer: Json = {"messages": messages}
     if observation.tools is not None:
         answer["tools"] = [tool.openai() for tool in observation.tools]
@@ -259,30 +153,117 @@ def ending(
     return end if result is None else end | {"result": result}
 
 
-def wire_message(message: Message) -> Json:
-    wire: Json = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        wire["tool_calls"] = [_wire_call(call, position) for position, call in enumerate(message.tool_calls)]
-    if message.role == "tool":
-        wire["tool_call_id"] = message.tool_call_id or "call_0"
-    if message.name:
-        wire["name"] = message.name
-    return wire
-
-
-def _answered(action: Action | None, observation: Observation) -> list[Json]:
-    """OpenAI's servers refuse a conversation in which a call got no answer, so each gets one."""
+def _unanswered(action: Action | None, observation: Observation) -> list[Json]:
+    """A reply to each tool call that has none, because OpenAI's servers require one."""
     calls = {} if action is None else {call.id: call for call in action.tool_calls}
     got = {message.tool_call_id for message in observation.messages if message.role == "tool"}
     missing = [call for call in calls.values() if call.id not in got and "" not in got]
-    return [wire_message(Message("tool", "not carried out", tool_call_id=call.id, name=call.name)) for call in missing]
+    return [
+        openai_message(Message("tool", "not carried out", tool_call_id=call.id, name=call.name)) for call in missing
+    ]
 
 
-def passed(answer: Mapping[str, Any]) -> Json:
-    """A worker's answer for a client of the same dialect: every field survives; only a win that is called invalid is called a win."""
-    out = {key: value for key, value in answer.items() if key != "metric"}
-    out["metrics"] = answer.get("metric") or answer.get("metrics") or {}
-    won = isinstance(out.get("reward"), int | float) and out["reward"] > 0
-    if out.get("finish") and won and STOPS.get(str(out.get("status"))) is Stop.INVALID:
-        out["status"] = STATUSES[Stop.DONE]
+# ------------------------------------------------------------------------------------------------ the OpenAI message format
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
+}  # fmt: skip
+_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+
+
+def message_of(raw: Any) -> Message:
+    if not isinstance(raw, Mapping) or raw.get("role") not in _ROLES:
+        raise EnvironmentFailed(f"an AgentRL worker sent {raw!r:.120}; expected a chat message with a known role")
+    return Message(
+        role=_ROLES[raw["role"]],
+        content=_text_of(raw.get("content")),
+        tool_calls=tuple(_call_of(call)[0] for call in raw.get("tool_calls") or ()),
+        tool_call_id=str(raw.get("tool_call_id") or ""),
+        name=str(raw.get("name") or ""),
+    )
+
+
+def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
+    """Tools in the format of OpenAI (schema in `parameters`) or Anthropic (`input_schema`)."""
+    functions = (raw.get("function", raw) for raw in answer.get("tools") or () if isinstance(raw, Mapping))
+    return tuple(
+        Tool(
+            str(each["name"]),
+            str(each.get("description") or ""),
+            each.get("parameters") or each.get("input_schema") or _NO_ARGUMENTS,
+        )
+        for each in functions
+        if isinstance(each, Mapping) and each.get("name")
+    )
+
+
+def action_of(messages: Any) -> Action:
+    """The action in assistant messages. `problem` names calls that cannot be parsed."""
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError("messages must be a list of at least one assistant message")
+    texts: list[str] = []
+    calls: list[ToolCall] = []
+    problems: list[str] = []
+    for message in messages:
+        if not isinstance(message, Mapping) or message.get("role") != "assistant":
+            raise ConfigError(f"a message is {message!r:.80}; expected only assistant messages")
+        texts.append(_text_of(message.get("content")))
+        for raw in message.get("tool_calls") or ():
+            call, problem = _call_of(raw, default_id=f"call_{len(calls)}")
+            calls.append(call)
+            problems.append(problem)
+    return Action("\n".join(filter(None, texts)), tuple(calls), problem="; ".join(filter(None, problems)))
+
+
+def openai_message(message: Message) -> Json:
+    out: Json = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        out["tool_calls"] = [_openai_call(call, position) for position, call in enumerate(message.tool_calls)]
+    if message.role == "tool":
+        out["tool_call_id"] = message.tool_call_id or "call_0"
+    if message.name:
+        out["name"] = message.name
     return out
+
+
+def assistant_message(action: Action) -> Json:
+    return openai_message(Message("assistant", action.content, tool_calls=action.tool_calls))
+
+
+def _openai_call(call: ToolCall, position: int) -> Json:
+    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
+    return {"id": call.id or f"call_{position}", "type": "function", "function": function}
+
+
+def _call_of(raw: Any, *, default_id: str = "") -> tuple[ToolCall, str]:
+    """The call, and why it cannot be parsed, if so."""
+    function = raw.get("function") if isinstance(raw, Mapping) else None
+    if not isinstance(function, Mapping):
+        return ToolCall("", {}, id=default_id), "a tool call has no function name"
+    arguments, problem = _arguments_of(function.get("arguments"))
+    call = ToolCall(str(function.get("name") or ""), arguments, id=str(raw.get("id") or default_id))
+    if not isinstance(function.get("name"), str):
+        return call, "a tool call has no function name"
+    return call, problem and f"{call.name}: {problem}"
+
+
+def _arguments_of(raw: Any) -> tuple[Json, str]:
+    if raw is None or raw == "":
+        return {}, ""
+    try:
+        value = json.loads(raw) if isinstance(raw, str) else raw
+    except (ValueError, RecursionError) as error:
+        return {}, f"arguments are not JSON: {error}"
+    return (value, "") if isinstance(value, dict) else ({}, f"arguments are {type(value).__name__}; expected an object")
+
+
+def _text_of(content: Any) -> str:
+    """The text of a content: a string, None, or parts; parts without text are named."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else [content]
+    return "\n".join(str(p["text"]) if isinstance(p, Mapping) and "text" in p else f"[{_kind(p)}]" for p in parts)
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type", "part")) if isinstance(part, Mapping) else type(part).__name__

@@ -1,4 +1,4 @@
-"""How an AgentRL worker is called. Promise: only what CALLS names, and never over a connection that a failure has closed."""
+"""Calls to an AgentRL worker over HTTP."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ CALLS: Mapping[str, str] = {
     "cancel_with_notice": "POST",
     "get_sessions": "GET",
 }
-"""Every call of theirs that we make, with its method."""
+"""Every call that we make, with its HTTP method."""
 CONNECT_S = 5.0
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`body` is JSON, or where it was none, `text` says what came instead."""
+    """`body` is the decoded JSON; `text` is set where the answer is not JSON."""
 
     status: int
     body: Any = None
@@ -31,14 +31,13 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def detail(self) -> str:
-        said = self.body.get("detail") if isinstance(self.body, Mapping) else None
-        return f"{self.status} {said or self.text}".strip()[:300]
+        detail = self.body.get("detail") if isinstance(self.body, Mapping) else None
+        return f"{self.status} {detail or self.text}".strip()[:300]
 
 
 class Wire(Protocol):
     async def call(self, name: str, body: Any = None) -> Answer:
-        """Takes as long as the worker does: time limits are the caller's. Raises WorkerLost where the connection fails."""
-        ...
+        """Has no time limit; the caller sets one. Raises WorkerLost where the connection fails."""
 
     async def close(self) -> None: ...
 
@@ -47,7 +46,7 @@ def read_json(data: bytes) -> Any:
     try:
         return msgspec.json.decode(data) if data else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise EnvironmentFailed(f"an AgentRL worker answered {data[:80]!r}, which is no JSON: {error}") from None
+        raise EnvironmentFailed(f"an AgentRL worker answered {data[:80]!r}, which is not JSON: {error}") from None
 
 
 @dataclass(slots=True)
@@ -58,8 +57,8 @@ class _Pool:
 
 
 class HttpWire:
-    """To the address that the worker gave. After a 500 the worker closes that connection without saying so, and whoever is handed it
-    next would fail for nothing; so the whole pool is left to its calls under way, and a new one begins."""
+    """After a 500 the worker closes the connection without notice, and the next call on it would
+    fail. So the whole pool is left to its calls in progress and replaced."""
 
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
@@ -100,5 +99,5 @@ class HttpWire:
     def _new_pool(self) -> _Pool:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(None, connect=CONNECT_S)
-        secure = self.address.startswith("https:")  # reading the certificates takes longer than many calls
+        secure = self.address.startswith("https:")  # loading certificates is slow
         return _Pool(httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=False, verify=secure))

@@ -1,4 +1,4 @@
-"""The client's view of sessions, wherever they run. In-process and remote sessions look the same from here."""
+"""The interface of clients and their sessions, the same for in-process and remote sessions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ TURN_S = 60.0
 
 
 class ClientSession(Protocol):
-    """One live attempt at a task; single use. Failures of the environment's code arrive as EnvironmentFailed, of its host as WorkerLost."""
+    """One live attempt at a task; single use. Raises EnvironmentFailed where the environment's code
+    fails, WorkerLost where its host does."""
 
     async def start(self) -> Observation: ...
 
     async def act(self, action: Action) -> Observation: ...
 
     async def solve(self, *, mistakes: float, rng: random.Random) -> Action:
-        """The action of the environment's solver or, with chance `mistakes`, a random valid one; ConfigError where it has none."""
-        ...
+        """The solver's action; with probability `mistakes`, a random one. ConfigError if none."""
 
     async def close(self) -> None:
-        """Frees everything; safe to call twice and after a failure."""
-        ...
+        """Frees everything. Idempotent, also after a failure."""
 
 
 class Client(Protocol):
@@ -34,8 +33,7 @@ class Client(Protocol):
     async def tasks(self, environment: str, split: str) -> list[Task]: ...
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> ClientSession:
-        """A new session, once there is room for it. `timeout_s` limits each call into the environment's code, this one as TurnTimeout too;
-        waiting for room does not count."""
-        ...
+        """A new session, once a slot is free. `timeout_s` limits each call into the environment's
+        code, including this one (TurnTimeout), but not the wait for a slot."""
 
     async def close(self) -> None: ...

@@ -1,6 +1,6 @@
-"""Sessions in this process, behind the interface of remote ones. Promise: author code that blocks or hangs stalls nobody else.
+"""The Client of environments in this process. Promise: author code that blocks stalls no other.
 
-Environments that ask for it (`isolation = "process"`) get a process for each session, from the same pool that a worker has.
+Each session of an environment with `isolation = "process"` runs in a process of a pool.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from collections.abc import Iterable
 
 from ludus.controller.client.client import TURN_S
 from ludus.controller.records import Described
+from ludus.controller.runtime import not_found, within
 from ludus.environments.environment import Environment, isolation_of
 from ludus.environments.sandboxing import Declared
-from ludus.errors import ConfigError, TurnTimeout, nearest
+from ludus.errors import ConfigError, TurnTimeout
 from ludus.hosting.host import Host, HostedSession
 from ludus.hosting.process_pool import IsolatedSession, PoolLimits, ProcessPool
 from ludus.sandboxes.provider import Sandboxes, need_of
@@ -20,52 +21,45 @@ from ludus.types import Task
 
 
 class LocalClient:
-    """A Client over Environment objects."""
-
     def __init__(
         self,
         environments: Iterable[Environment],
         *,
         max_threads: int = 256,
-        pool: PoolLimits | None = None,
+        pool_limits: PoolLimits | None = None,
         sandboxes: Sandboxes | None = None,
     ) -> None:
         self._environments: dict[str, Environment] = {}
         for environment in environments:
             if environment.name in self._environments:
-                raise ConfigError(f"two environments are called {environment.name!r}; give one of them another name")
+                raise ConfigError(f"two environments are called {environment.name!r}; rename one of them")
             self._environments[environment.name] = environment
         self.sandboxes = sandboxes or Sandboxes()
         self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
-        self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
-        self._pool = ProcessPool((self._environments[name] for name in self._apart), limits=pool)
+        self._isolated = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
+        self._pool = ProcessPool((self._environments[name] for name in self._isolated), limits=pool_limits)
 
     def environments(self) -> dict[str, Described]:
         return {name: described(environment) for name, environment in self._environments.items()}
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
         found = self._find(environment)
-        return await (
-            self._pool.tasks(environment, split) if environment in self._apart else self.host.tasks(found, split)
-        )
+        if environment in self._isolated:
+            return await self._pool.tasks(environment, split)
+        return await self.host.tasks(found, split)
 
     async def open(
         self, task: Task, *, seed: int, timeout_s: float = TURN_S, label: str = ""
     ) -> HostedSession | IsolatedSession:
         """`label` names the session's sandbox."""
-        if task.environment in self._apart:
+        if task.environment in self._isolated:
             return await self._pool.open(task, seed=seed, timeout_s=timeout_s, label=label)
-        environment, clock = self._find(task.environment), asyncio.timeout(timeout_s)
-        try:
-            async with clock:
-                return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s, label=label)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise TurnTimeout(f"opening exceeded {timeout_s:g} s") from None
+        environment = self._find(task.environment)
+        async with within(timeout_s, lambda: TurnTimeout(f"opening exceeded {timeout_s:g} s")):
+            return await self.host.open(environment, task, seed=seed, timeout_s=timeout_s, label=label)
 
     async def prepare(self) -> None:
-        """Fails now where an environment's own process or sandbox could not be started later."""
+        """Raises now if the process or sandbox of an environment cannot be started."""
         for environment in self._environments.values():
             declared = getattr(environment, "declared", None)
             if isinstance(declared, Declared) and declared.level != "none":
@@ -77,15 +71,12 @@ class LocalClient:
         await asyncio.to_thread(self.sandboxes.close)
 
     async def kill(self) -> None:
-        """Ends the processes of sessions that have their own, and leaves the others as they are: for a process that ends at once."""
+        """Ends the isolated sessions' processes only; for a process that exits at once."""
         await self._pool.close()
 
     def _find(self, name: str) -> Environment:
         if name not in self._environments:
-            known = list(self._environments)
-            raise ConfigError(
-                f"no environment {name!r} here.{nearest(name, known)} Known: {', '.join(known) or 'none'}."
-            )
+            raise ConfigError(not_found(f"no environment {name!r} here", name, self._environments))
         return self._environments[name]
 
 

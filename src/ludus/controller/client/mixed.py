@@ -1,4 +1,4 @@
-"""Environments in different places, behind one Client: each call goes to where its environment lives."""
+"""One Client for several places: each call goes to the client of its environment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from ludus.controller.client.client import TURN_S, Client, ClientSession
 from ludus.controller.records import Described
-from ludus.errors import ConfigError, nearest
+from ludus.controller.runtime import not_found
+from ludus.errors import ConfigError
 from ludus.types import Task
 
 
@@ -34,6 +35,5 @@ class MixedClient:
 
     def _find(self, name: str) -> Client:
         if name not in self._clients:
-            known = ", ".join(self._clients) or "none"
-            raise ConfigError(f"no environment {name!r} in this run.{nearest(name, self._clients)} Known: {known}.")
+            raise ConfigError(not_found(f"no environment {name!r} in this run", name, self._clients))
         return self._clients[name]

@@ -1,11 +1,11 @@
-"""Sessions at a controller, behind the interface of local ones. Promise: every call ends, with its answer or the cause; none is done twice.
+"""The Client of sessions at a controller. Promise: every call ends, and none is executed twice.
 
-    open, tasks ──▶ controller          one line
-    start, act, solve, close ──▶ worker one line per worker, shared by its sessions
-                         └─▶ controller where the worker cannot be reached from here: it relays the same calls
+    open, tasks ──▶ controller           one connection
+    start, act, solve, close ──▶ worker  one connection per worker, shared by its sessions
+                         └─▶ controller  relays the calls to a worker that this client cannot reach
 
-A session lives as long as its lease; one task renews those of all live sessions. Waiting, dialling and repeating happen here; what is
-safe to repeat was decided by the protocol's ids.
+A session lives as long as its lease; one task renews the leases of all live sessions. This module
+waits, reconnects and repeats; the ids in the records make repeats safe.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -38,18 +38,20 @@ from ludus.controller.records import (
     Start,
     Withdraw,
 )
-from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost, nearest
+from ludus.controller.runtime import not_found, within
+from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
 from ludus.hosting.host import draw_player
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Handler
 from ludus.wire.reconnect import ReconnectingConnection, Unreachable, connection_url
 
+T = TypeVar("T")
 LEASE_S = 60.0
 WAIT_S = 300.0
 PATIENCE_S = 30.0
-"""How long a controller may be away before its clients give up: long enough for a restart."""
+"""Seconds that a client waits for a controller that is away: long enough for a restart."""
 GRACE_S = 30.0
-"""Beyond its own limit, until a call counts as lost: the worker stops the environment's code, and needs a moment to say so."""
+"""Added to a call's own limit: a worker needs a moment to report a timeout."""
 TASKS_S = 120.0
 CLOSE_S = 5.0
 PAUSE_S = 0.2
@@ -59,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteClient:
-    """A Client at a controller. `await RemoteClient.connect(url)` makes one that knows which environments are there."""
+    """`await RemoteClient.connect(url)` makes one that knows the controller's environments."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class RemoteClient:
         session_timeout_s: float = 3600.0,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """wait_s: how long a session may queue for a slot. session_timeout_s: what a worker allows a session in all."""
+        """`wait_s` limits the wait for a slot, `session_timeout_s` the time on the worker."""
         self.url, self.lease_s, self.wait_s, self.session_timeout_s = url, lease_s, wait_s, session_timeout_s
         self.patience_s = patience_s
         self.controller = ReconnectingConnection(
@@ -84,7 +86,7 @@ class RemoteClient:
         self.live: dict[str, RemoteSession] = {}
         self._id = secrets.token_hex(8)
         self._requests = itertools.count()
-        self._lines: dict[str, ReconnectingConnection] = {}
+        self._connections: dict[str, ReconnectingConnection] = {}
         self._described: dict[str, Described] = {}
         self._renewing: asyncio.Task[None] | None = None
 
@@ -100,7 +102,7 @@ class RemoteClient:
 
     async def refresh(self) -> None:
         """Asks the controller again which environments its workers offer."""
-        async with self._clock("environments", GRACE_S):
+        async with self._within(GRACE_S, "environments"):
             offered = await self.controller.call("environments", answer=tuple[Described, ...])
         self._described = {environment.name: environment for environment in offered}
 
@@ -109,13 +111,9 @@ class RemoteClient:
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
         if environment not in self._described:
-            known = sorted(self._described)
-            raise ConfigError(
-                f"no environment {environment!r} at {self.url}.{nearest(environment, known)} "
-                f"Known there: {', '.join(known) or 'none'}."
-            )
+            raise ConfigError(not_found(f"no environment {environment!r} at {self.url}", environment, self._described))
         ask = AskTasks(environment, split)
-        async with self._clock("tasks", TASKS_S):
+        async with self._within(TASKS_S, "tasks"):
             return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
@@ -128,9 +126,9 @@ class RemoteClient:
             timeout_s=timeout_s,
             session_timeout_s=self.session_timeout_s,
         )
-        async with self._clock("open", self.wait_s + timeout_s + GRACE_S):
+        async with self._within(self.wait_s + timeout_s + GRACE_S, "open"):
             opened: Opened = await self._with_patience(lambda: self._open(wanted))
-        session = RemoteSession(opened, client=self, line=self._line_to(opened), timeout_s=timeout_s)
+        session = RemoteSession(opened, client=self, connection=self._connection_to(opened), timeout_s=timeout_s)
         self.live[opened.session_id] = session
         if self._renewing is None:
             self._renewing = asyncio.create_task(self._renew_for_ever())
@@ -140,7 +138,7 @@ class RemoteClient:
         await asyncio.gather(*(session.close() for session in list(self.live.values())))
         if self._renewing is not None:
             self._renewing.cancel()
-        await asyncio.gather(self.controller.close(), *(line.close() for line in self._lines.values()))
+        await asyncio.gather(self.controller.close(), *(each.close() for each in self._connections.values()))
 
     def new_request_id(self) -> str:
         return f"{self._id}-{next(self._requests)}"
@@ -150,43 +148,37 @@ class RemoteClient:
         try:
             opened: Opened = await self.controller.call("open", wanted, answer=Opened)
         except BaseException:
-            # nobody waits for it any more, but it may well be open by now; if this is not heard, its lease runs out
+            # it may be open by now; if this message is lost, its lease expires
             self.controller.tell("withdraw", Withdraw(wanted.request_id))
             raise
         return opened
 
     async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """An environment that was on offer and has no worker just now may have one again soon: workers and controllers are restarted.
-        A request that is gone was given up there, because its connection broke while it waited; it is made again."""
+        """Repeats a request while no worker has the environment, because workers may be restarting.
+
+        A request that is gone was given up when its connection to the controller broke.
+        """
         give_up = time.monotonic() + self.patience_s
         while True:
             try:
                 return await ask()
             except (ControllerFailed, WorkerLost) as error:
-                status = getattr(
-                    error, "status", NOBODY
-                )  # lost before anything was done: as if there had been no worker
+                status = getattr(error, "status", NOBODY)  # WorkerLost: nothing was done yet
                 if status not in (NOBODY, GONE) or time.monotonic() > give_up:
                     raise
             await asyncio.sleep(PAUSE_S)
 
-    @asynccontextmanager
-    async def _clock(self, name: str, limit_s: float) -> AsyncIterator[None]:
-        clock = asyncio.timeout(limit_s)
-        try:
-            async with clock:
-                yield
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            raise ControllerFailed(f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s") from None
+    def _within(self, limit_s: float, name: str) -> AbstractAsyncContextManager[object]:
+        late = f"{self.controller.peer} did not answer {name!r} within {limit_s:g} s"
+        return within(limit_s, lambda: ControllerFailed(late))
 
-    def _line_to(self, opened: Opened) -> ReconnectingConnection:
+    def _connection_to(self, opened: Opened) -> ReconnectingConnection:
         if not opened.address:
             return self.controller
-        if opened.address not in self._lines:
-            self._lines[opened.address] = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
-        return self._lines[opened.address]
+        if opened.address not in self._connections:
+            connection = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
+            self._connections[opened.address] = connection
+        return self._connections[opened.address]
 
     def _ended(self, ended: Ended) -> None:
         if (session := self.live.get(ended.session_id)) is not None:
@@ -197,30 +189,32 @@ class RemoteClient:
     async def _renew_for_ever(self) -> None:
         while True:
             await asyncio.sleep(self.lease_s / 3)
-            on: dict[ReconnectingConnection, list[str]] = defaultdict(list)
+            by_connection: dict[ReconnectingConnection, list[str]] = defaultdict(list)
             for session_id, session in self.live.items():
-                on[session.line].append(session_id)
-            await asyncio.gather(*(self._renew(line, tuple(ids)) for line, ids in on.items()))
+                by_connection[session.connection].append(session_id)
+            await asyncio.gather(*(self._renew(each, tuple(ids)) for each, ids in by_connection.items()))
 
-    async def _renew(self, line: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
-        """In time or not at all: whoever acts on a session that was lost meanwhile hears of it then."""
+    async def _renew(self, connection: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
+        """A failed renewal is only logged: the next call on a lost session raises the cause."""
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                over = await self._ended_among(session_ids, line=line)
-                if over and line is not self.controller:  # it may be somebody else's address; the controller knows
-                    over = await self._ended_among(over, line=self.controller)
+                over = await self._ended_among(session_ids, connection=connection)
+                if over and connection is not self.controller:  # it may be another's address
+                    over = await self._ended_among(over, connection=self.controller)
         except (LudusError, TimeoutError) as error:
             _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
             return
         for session_id in over:
             self._ended(Ended(session_id, cause="lease"))
 
-    async def _ended_among(self, session_ids: tuple[str, ...], *, line: ReconnectingConnection) -> tuple[str, ...]:
-        """Renews the leases; answers with the sessions that have none any more."""
+    async def _ended_among(
+        self, session_ids: tuple[str, ...], *, connection: ReconnectingConnection
+    ) -> tuple[str, ...]:
+        """Renews the leases and returns the sessions that are over."""
         try:
-            renewed: Renewed = await line.call("renew", Renew(session_ids), answer=Renewed)
+            renewed: Renewed = await connection.call("renew", Renew(session_ids), answer=Renewed)
         except Unreachable:
-            if line is self.controller:
+            if connection is self.controller:
                 raise
             return session_ids
         return renewed.ended
@@ -229,10 +223,12 @@ class RemoteClient:
 class RemoteSession:
     """A live session on a worker, as a client sees it."""
 
-    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "line")
+    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "connection")
 
-    def __init__(self, opened: Opened, *, client: RemoteClient, line: ReconnectingConnection, timeout_s: float) -> None:
-        self.line = line
+    def __init__(
+        self, opened: Opened, *, client: RemoteClient, connection: ReconnectingConnection, timeout_s: float
+    ) -> None:
+        self.connection = connection
         self._opened, self._client, self._timeout_s = opened, client, timeout_s
         self._turn = 0
         self._over = ""
@@ -240,8 +236,7 @@ class RemoteSession:
         self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
-        observation: Observation = await self._call("start", Start(*self._who), answer=Observation)
-        return observation
+        return await self._call("start", Start(*self._who), answer=Observation)
 
     async def act(self, action: Action) -> Observation:
         session_id, key = self._who
@@ -253,17 +248,16 @@ class RemoteSession:
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
         player, seed = draw_player(mistakes=mistakes, rng=rng)
         session_id, key = self._who
-        action: Action = await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
-        return action
+        return await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
 
     async def close(self) -> None:
-        """Returns within CLOSE_S and never raises; a caller that is cancelled meanwhile does not stop it."""
+        """Returns within CLOSE_S and never raises; continues if the caller is cancelled."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
 
     def end(self, reason: str) -> None:
-        """It is over on the other side: whoever waits for an answer hears so at once, and whoever calls later too."""
+        """The session is over on the other side: waiting and later calls raise WorkerLost."""
         self._over = reason
         self._client.live.pop(self._opened.session_id, None)
         now = asyncio.get_running_loop().time()
@@ -286,32 +280,28 @@ class RemoteSession:
         finally:
             self._client.live.pop(self._opened.session_id, None)
 
-    async def _call(self, name: str, body: Any, *, answer: Any = None) -> Any:
+    async def _call(self, name: str, body: Any, *, answer: type[T] | None = None) -> T:
         if self._over:
             raise WorkerLost(self._over)
         limit_s = self._timeout_s + GRACE_S
-        clock = asyncio.timeout(limit_s)
-        self._clocks.add(clock)
-        try:
-            async with clock:
-                return await self._route(name, body, answer=answer)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
-            raise WorkerLost(self._over or late) from None
-        finally:
-            self._clocks.discard(clock)
+        late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
+        async with within(limit_s, lambda: WorkerLost(self._over or late)) as clock:
+            self._clocks.add(clock)
+            try:
+                reply: T = await self._route(name, body, answer=answer)
+            finally:
+                self._clocks.discard(clock)
+        return reply
 
     async def _route(self, name: str, body: Any, *, answer: Any) -> Any:
         controller = self._client.controller
-        if self.line is not controller:
+        if self.connection is not controller:
             try:
-                return await self.line.call(name, body, answer=answer)
+                return await self.connection.call(name, body, answer=answer)
             except Unreachable:
                 pass  # gone, or out of reach from here: the controller knows which
             except ControllerFailed as error:
                 if error.status != 404:
                     raise
-                self.line = controller  # somebody else's address, or the session is over: the controller knows which
+                self.connection = controller  # another worker's address, or the session is over
         return await controller.call(name, body, answer=answer)

@@ -1,11 +1,12 @@
-"""Who may call. Promise: a token is good while its line stands in the file and has not expired; deleting the line revokes it at once.
+"""Access tokens of clients. Promise: deleting a token's line from the file revokes it at once.
 
-    # name   token              expires (optional, ISO)
+    # name   access token       expires (optional, ISO)
     trainer  3bq0…              2027-01-31
     cluster  9fzk…
 
-The name is the client: sessions belong to it, limits count by it. Without a file, LUDUS_TOKEN is the one token, of the client `default`.
-Without either, everyone on this machine is `local`, and the controller refuses to listen beyond loopback.
+The name is the client: it owns its sessions, and limits apply to it. Without a file, LUDUS_TOKEN is
+the only access token, of the client `default`. Without either, every caller on this machine is the
+client `local`, and the controller refuses to listen beyond loopback.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class Grant:
     expires: datetime | None = None
 
 
-class Tokens:
-    """Only digests are kept, so that looking one up takes as long for a near miss as for any other."""
+class AccessTokens:
+    """Keeps digests only, so that looking up a near miss takes as long as any other."""
 
     def __init__(self, *, file: str = "", environment: Mapping[str, str] = os.environ) -> None:
         self._file = Path(file) if file else None
@@ -48,25 +49,28 @@ class Tokens:
     def check_host(self, host: str) -> None:
         if not self.required and not is_loopback(host):
             raise ConfigError(
-                f"the controller would listen on {host} without tokens; give --tokens FILE or set LUDUS_TOKEN, or listen on 127.0.0.1"
+                f"the controller would listen on {host} without access tokens; give --tokens FILE, set LUDUS_TOKEN, "
+                "or listen on 127.0.0.1"
             )
 
     def client(self, authorization: str | None, *, now: datetime | None = None) -> str:
-        """The client's name, from an Authorization header."""
+        """The name of the client that sent this Authorization header."""
         if not self.required:
             return LOCAL
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise ControllerFailed("who are you? Send `Authorization: Bearer TOKEN`", status=401)
+            raise ControllerFailed("no access token; send the header `Authorization: Bearer TOKEN`", status=401)
         grant = self._current().get(_digest(token.strip()))
         if grant is None:
-            raise ControllerFailed("this token is not known here; it may have been revoked", status=401)
+            raise ControllerFailed("this access token is unknown; it may have been revoked", status=401)
         if grant.expires is not None and (now or datetime.now(UTC)) >= grant.expires:
-            raise ControllerFailed(f"the token of {grant.name!r} expired at {grant.expires.isoformat()}", status=401)
+            raise ControllerFailed(
+                f"the access token of {grant.name!r} expired at {grant.expires.isoformat()}", status=401
+            )
         return grant.name
 
     def _current(self) -> dict[bytes, Grant]:
-        """The file as it is now. One that has become unreadable lets nobody in: better than a revoked token that still works."""
+        """The grants in the file now; none if it is unreadable, so that no revoked token works."""
         if self._file is not None and (stamp := _stamp(self._file)) != self._stamp:
             self._stamp, self._grants = stamp, {}
             self._grants = _read(self._file)
@@ -98,19 +102,15 @@ def _read(file: Path) -> dict[bytes, Grant]:
     try:
         lines = file.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"tokens file {file} cannot be read: {error}") from None
+        raise ConfigError(f"the access token file {file} cannot be read: {error}") from None
     grants: dict[bytes, Grant] = {}
     for number, line in enumerate(lines, start=1):
         words = line.split("#")[0].split()
-        if not words:
-            continue
-        if len(words) not in (2, 3):
-            raise ConfigError(
-                f"{file} line {number} has {len(words)} words; expected `name token` or `name token expires`"
-            )
-        grants[_digest(words[1])] = Grant(
-            words[0], _expiry(words[2], where=f"{file} line {number}") if words[2:] else None
-        )
+        where = f"{file} line {number}"
+        if len(words) not in (0, 2, 3):
+            raise ConfigError(f"{where} has {len(words)} words; expected `name token` or `name token expires`")
+        if words:
+            grants[_digest(words[1])] = Grant(words[0], _expiry(words[2], where=where) if words[2:] else None)
     return grants
 
 
@@ -118,5 +118,7 @@ def _expiry(text: str, *, where: str) -> datetime:
     try:
         expires = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{where}: {text!r} is no ISO date such as 2027-01-31 or 2027-01-31T12:00+00:00") from None
+        raise ConfigError(
+            f"{where}: {text!r} is not an ISO date such as 2027-01-31 or 2027-01-31T12:00+00:00"
+        ) from None
     return expires if expires.tzinfo else expires.replace(tzinfo=UTC)

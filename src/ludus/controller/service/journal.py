@@ -1,77 +1,59 @@
-"""What a restarted controller must know, in one SQLite file. Promise: writing never delays a call, a damaged file never stops the start.
+"""What a restarted controller must know, in one SQLite file.
 
-Changes gather in memory and are written together, a few times a second, by a thread. What the last moment before a crash left unwritten is
-told again by the workers when they return: the file matters for those that do not.
+Promise: writing never delays a call, and a damaged file never stops the start. Changes gather in
+memory; a thread writes them a few times a second. What a crash leaves unwritten is reported again
+by the workers that return, so the file matters for those that do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import sqlite3
 from pathlib import Path
-from typing import NamedTuple
 
-from ludus.controller.service.waiting import Ask
-from ludus.errors import ControllerFailed
+import msgspec
+
+from ludus.controller.records import SessionSpec
+from ludus.errors import ConfigError, ControllerFailed
+from ludus.wire.codec import decode, encode
 
 FILE = "controller.sqlite3"
 EVERY_S = 0.2
 _log = logging.getLogger(__name__)
 
 _TABLES = """
-create table if not exists sessions (
-  session_id text primary key, key text, client text, request_id text, environment text, split text, task_id text,
-  worker_id text, lease_s real, timeout_s real
-) without rowid;
+create table if not exists sessions (session_id text primary key, worker_id text, spec blob) without rowid;
 create table if not exists drained (worker_id text primary key) without rowid;
 """
-
-
-class Row(NamedTuple):
-    """A live session."""
-
-    session_id: str
-    key: str
-    client: str
-    request_id: str
-    environment: str
-    split: str
-    task_id: str
-    worker_id: str
-    lease_s: float
-    timeout_s: float
-
-    @classmethod
-    def of(cls, ask: Ask, *, worker_id: str) -> Row:
-        return cls(worker_id=worker_id, **{name: getattr(ask, name) for name in cls._fields if name != "worker_id"})
-
-    @property
-    def ask(self) -> Ask:
-        return Ask(deadline=0.0, **{name: value for name, value in self._asdict().items() if name != "worker_id"})
+Placed = tuple[SessionSpec, str]
+"""A session and the id of its worker."""
 
 
 class Journal:
-    """`folder` empty: nothing is kept, for tests and for controllers that a run starts for itself."""
+    """With an empty `folder` nothing is kept, as for controllers that a run starts for itself."""
 
     def __init__(self, folder: str = "") -> None:
-        self._sessions: dict[str, Row | None] = {}
+        self._sessions: dict[str, Placed | None] = {}
         self._drained: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._database = _opened(Path(folder)) if folder else None
 
-    def load(self) -> tuple[list[Row], set[str]]:
+    def load(self) -> tuple[list[Placed], set[str]]:
         """The sessions that were live and the workers that were drained."""
         if self._database is None:
             return [], set()
-        rows = [Row(*values) for values in self._database.execute(f"select {', '.join(Row._fields)} from sessions")]
-        return rows, {worker_id for (worker_id,) in self._database.execute("select worker_id from drained")}
+        drained = self._database.execute("select worker_id from drained")
+        return _placed(self._database), {worker_id for (worker_id,) in drained}
 
-    def put(self, row: Row) -> None:
+    def put(self, spec: SessionSpec, *, worker_id: str) -> None:
         if self._database is not None:
-            self._sessions[row.session_id] = row
+            # a restart needs no task data: a worker that returns sends the whole spec
+            bare = msgspec.structs.replace(spec, task=dataclasses.replace(spec.task, data={}))
+            self._sessions[spec.session_id] = bare, worker_id
 
     def drop(self, session_id: str) -> None:
         if self._database is not None:
@@ -101,31 +83,25 @@ class Journal:
             await asyncio.sleep(EVERY_S)
             if self._sessions or self._drained:
                 self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, *self._taken()))
-                await asyncio.shield(self._writing)  # what was taken is written, also when the end comes meanwhile
+                await asyncio.shield(self._writing)  # `close` waits for it
 
-    def _taken(self) -> tuple[dict[str, Row | None], dict[str, bool]]:
+    def _taken(self) -> tuple[dict[str, Placed | None], dict[str, bool]]:
         taken = self._sessions, self._drained
         self._sessions, self._drained = {}, {}
         return taken
 
-    def _write(self, sessions: dict[str, Row | None], drained: dict[str, bool]) -> None:
+    def _write(self, sessions: dict[str, Placed | None], drained: dict[str, bool]) -> None:
         assert self._database is not None
-        live = [row for row in sessions.values() if row is not None]
-        over = [(session_id,) for session_id, row in sessions.items() if row is None]
-        marks = ", ".join("?" * len(Row._fields))
+        live = [(key, placed[1], encode(placed[0])) for key, placed in sessions.items() if placed is not None]
+        over = [(key,) for key, placed in sessions.items() if placed is None]
+        begun, ended = ([(key,) for key, draining in drained.items() if draining is wanted] for wanted in (True, False))
         try:
             with self._database:
-                self._database.executemany(f"insert or replace into sessions values ({marks})", live)
+                self._database.executemany("insert or replace into sessions values (?, ?, ?)", live)
                 self._database.executemany("delete from sessions where session_id = ?", over)
-                self._database.executemany(
-                    "insert or ignore into drained values (?)", [(w,) for w, d in drained.items() if d]
-                )
-                self._database.executemany(
-                    "delete from drained where worker_id = ?", [(w,) for w, d in drained.items() if not d]
-                )
-        except (
-            sqlite3.Error
-        ) as error:  # a full disk must not stop sessions: workers tell what they host after a restart
+                self._database.executemany("insert or ignore into drained values (?)", begun)
+                self._database.executemany("delete from drained where worker_id = ?", ended)
+        except sqlite3.Error as error:  # a full disk must not stop sessions
             _log.error("the controller's state could not be written: %s", error)
 
 
@@ -134,21 +110,21 @@ def _opened(folder: Path) -> sqlite3.Connection:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ControllerFailed(
-            f"the state folder {folder} cannot be made: {error}; choose another with --state"
+            f"cannot create the state folder {folder}: {error}; choose another with --state"
         ) from None
     file = folder / FILE
     try:
         return _connected(file)
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error):
-            raise ControllerFailed(
-                f"{file} is used by another controller; stop it, or choose another --state"
-            ) from None
-        if "unable to open" in str(error) or "readonly" in str(error):
-            raise ControllerFailed(f"{file} cannot be opened: {error}; choose another folder with --state") from None
-        return _connected(_put_aside(file, error))
     except sqlite3.DatabaseError as error:
-        return _connected(_put_aside(file, error))
+        if isinstance(error, sqlite3.OperationalError):
+            if "locked" in str(error):
+                raise ControllerFailed(
+                    f"{file} is used by another controller; stop it, or choose another --state"
+                ) from None
+            if "unable to open" in str(error) or "readonly" in str(error):
+                raise ControllerFailed(f"cannot open {file}: {error}; choose another folder with --state") from None
+        _put_aside(file, error)
+        return _connected(file)
 
 
 def _connected(file: Path) -> sqlite3.Connection:
@@ -163,23 +139,30 @@ def _connected(file: Path) -> sqlite3.Connection:
         (verdict,) = database.execute("pragma quick_check(1)").fetchone()
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
-        database.execute(f"select {', '.join(Row._fields)} from sessions limit 1").fetchone()
+        _placed(database)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _put_aside(file: Path, error: sqlite3.Error) -> Path:
+def _placed(database: sqlite3.Connection) -> list[Placed]:
+    try:
+        rows = database.execute("select spec, worker_id from sessions")
+        return [(decode(spec, SessionSpec), worker_id) for spec, worker_id in rows]
+    except (ConfigError, TypeError) as error:
+        raise sqlite3.DatabaseError(f"a session cannot be read: {error}") from None
+
+
+def _put_aside(file: Path, error: sqlite3.Error) -> None:
     aside = next(path for n in range(1, 10_000) if not (path := file.with_name(f"{FILE}.damaged-{n}")).exists())
     file.rename(aside)
     for other in (f"{FILE}-wal", f"{FILE}-shm"):
         file.with_name(other).unlink(missing_ok=True)
     _log.warning(
-        "%s is damaged (%s); it was put aside as %s. Starting without it: sessions whose workers return go on, drained workers "
-        "must be drained again.",
+        "%s is damaged (%s); it was put aside as %s. Starting without it: sessions whose workers return continue, "
+        "drained workers must be drained again.",
         file,
         error,
         aside.name,
     )
-    return file

@@ -1,4 +1,4 @@
-"""How much one client may ask. Promise: a request too large is refused before it is read, a client too fast hears 429."""
+"""Limits of size (413, the request is not read) and of rate (429)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from starlette.responses import Response
 
 from ludus.errors import ControllerFailed
 from ludus.wire.codec import encode, fault_of
@@ -17,7 +19,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Rates:
-    """A bucket per client, that fills with `max_rate` calls a second up to one second's worth. 0: no limit."""
+    """A bucket per client: `max_rate` calls per second, bursts of one second's worth."""
 
     def __init__(self, max_rate: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_rate, self._clock = max_rate, clock
@@ -33,7 +35,7 @@ class Rates:
         if calls < 1:
             wait_s = (1 - calls) / self._max_rate
             raise ControllerFailed(
-                f"{client!r} calls more than {self._max_rate:g} times a second; wait {wait_s:.2g} s", status=429
+                f"client {client!r} made more than {self._max_rate:g} calls per second; wait {wait_s:.2g} s", status=429
             )
         self._buckets[client] = calls - 1, now
         self._buckets.move_to_end(client)
@@ -42,7 +44,7 @@ class Rates:
 
 
 class SizeLimit:
-    """ASGI middleware: refuses by Content-Length, or by counting where there is none. The rest is never read."""
+    """ASGI middleware: checks Content-Length or, without one, counts bytes."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], *, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes
@@ -51,7 +53,9 @@ class SizeLimit:
         if scope["type"] == "http":
             announced = dict(scope["headers"]).get(b"content-length", b"0")
             if not announced.isdigit() or int(announced) > self._max_bytes:
-                await self._refuse(send)
+                body = encode(fault_of(self._too_large))
+                refusal = Response(body, 413, headers={"Connection": "close"}, media_type="application/json")
+                await refusal(scope, receive, send)
                 return
             receive = self._counted(receive)
         await self._app(scope, receive, send)
@@ -72,10 +76,3 @@ class SizeLimit:
     @property
     def _too_large(self) -> ControllerFailed:
         return ControllerFailed(f"the request is larger than {self._max_bytes} bytes", status=413)
-
-    async def _refuse(self, send: Send) -> None:
-        body = encode(fault_of(self._too_large))
-        length = str(len(body)).encode()
-        headers = [(b"content-type", b"application/json"), (b"content-length", length), (b"connection", b"close")]
-        await send({"type": "http.response.start", "status": 413, "headers": headers})
-        await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""The controller's figures for Prometheus. Promise: counting a call costs nothing that could be felt; states are counted when asked for."""
+"""The controller's metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,20 +17,14 @@ WAIT_BUCKETS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 class Metrics:
     def __init__(self, roster: Roster) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Now(roster))
-        self.calls = Counter(
-            "ludus_calls", "Calls of clients, by how they came.", ["call", "by"], registry=self.registry
-        )
-        self.refused = Counter(
-            "ludus_refused", "Calls refused or failed, by HTTP status.", ["status"], registry=self.registry
-        )
-        self.ended = Counter(
-            "ludus_sessions_ended", "Sessions that ended, by cause.", ["cause"], registry=self.registry
-        )
-        self.lost = Counter("ludus_workers_lost", "Workers that were lost.", registry=self.registry)
+        self.registry.register(_Gauges(roster))
+        self.calls = self._counter("ludus_calls", "Calls of clients, by transport.", "call", "by")
+        self.refused = self._counter("ludus_refused", "Calls refused or failed, by HTTP status.", "status")
+        self.ended = self._counter("ludus_sessions_ended", "Sessions that ended, by cause.", "cause")
+        self.lost = self._counter("ludus_workers_lost", "Workers that were lost.")
         self.open_s = Histogram(
             "ludus_open_seconds",
-            "From asking to the open session, queueing included.",
+            "Seconds from the request to the open session, including the queue.",
             registry=self.registry,
             buckets=WAIT_BUCKETS,
         )
@@ -38,8 +32,11 @@ class Metrics:
     def text(self) -> bytes:
         return generate_latest(self.registry)
 
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
 
-class _Now(Collector):
+
+class _Gauges(Collector):
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
 
@@ -49,14 +46,11 @@ class _Now(Collector):
     def collect(self) -> Iterator[Metric]:
         seats = self._roster.seats.values()
         present = [seat for seat in seats if seat.away_until is None]
-        sessions = Tally(session.ask.environment for session in self._roster.sessions.values())
-        yield GaugeMetricFamily("ludus_workers", "Workers that can be called.", value=len(present))
-        yield GaugeMetricFamily(
-            "ludus_workers_away", "Workers whose link broke, within the grace.", value=len(seats) - len(present)
-        )
-        yield GaugeMetricFamily(
-            "ludus_slots", "Slots of the workers that can be called.", value=sum(s.slots for s in present)
-        )
+        slots = sum(seat.slots for seat in present)
+        sessions = Tally(session.environment for session in self._roster.sessions.values())
+        yield GaugeMetricFamily("ludus_workers", "Connected workers.", value=len(present))
+        yield GaugeMetricFamily("ludus_workers_away", "Disconnected workers.", value=len(seats) - len(present))
+        yield GaugeMetricFamily("ludus_slots", "Slots of the connected workers.", value=slots)
         yield _by_environment("ludus_sessions", "Live sessions.", sessions)
         yield _by_environment("ludus_waiting", "Sessions that wait for a slot.", self._roster.waiting.counts())
 

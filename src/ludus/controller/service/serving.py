@@ -1,4 +1,4 @@
-"""Runs a controller as a service: a socket, a web server, signals. Promise: one line on stdout says where it listens, once it does."""
+"""Runs a controller as a service. One line on stdout reports its URL when it listens."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import NamedTuple
 
 import uvicorn
 
-from ludus.controller.agentrl.front import FrontDoor
+from ludus.controller.agentrl.routes import AgentrlRoutes
+from ludus.controller.runtime import event_loop, log_json_lines
 from ludus.controller.service.api import make_app
-from ludus.controller.service.logs import log_json_lines
 from ludus.controller.service.server import Controller, Settings
 from ludus.errors import ControllerFailed
 from ludus.wire.codec import MAX_FRAME_BYTES
 
 STOP_S = 3
-"""How long calls in progress may take to end after SIGTERM."""
+"""Seconds that calls in progress may take to end after SIGTERM."""
 
 
 class Served(NamedTuple):
     controller: Controller
     url: str
-    door: FrontDoor
+    agentrl: AgentrlRoutes
 
 
 def serve_controller(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT."""
+    """Serves until SIGTERM or SIGINT."""
     log_json_lines()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=event_loop()) as runner:
         runner.run(_serve(settings))
 
 
@@ -41,36 +41,37 @@ async def _serve(settings: Settings) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with serving(settings) as served:
         print(f"ludus controller ready at {served.url}", flush=True)
-        if served.door.fleet.port:
-            print(f"AgentRL workers by gRPC at grpc://127.0.0.1:{served.door.fleet.port}", flush=True)
+        if served.agentrl.fleet.port:
+            print(f"AgentRL workers by gRPC at grpc://127.0.0.1:{served.agentrl.fleet.port}", flush=True)
         await stop.wait()
 
 
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncIterator[Served]:
-    """A controller that listens, for as long as the block lasts."""
+    """A controller that listens inside the block."""
     controller = Controller(settings)
     with contextlib.closing(_bound(settings.host, settings.port)) as bound:
         await controller.begin()
-        door = FrontDoor(controller)
-        server = _Server(_config(controller, door))
+        agentrl = AgentrlRoutes(controller)
+        server = _Server(_config(controller, agentrl))
         task = asyncio.create_task(server.serve(sockets=[bound]))
         try:
             await server.ready.wait()
             if settings.agentrl_grpc_port is not None:
-                await door.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
-            yield Served(controller, f"http://{_shown(settings.host)}:{bound.getsockname()[1]}", door)
+                await agentrl.fleet.listen("127.0.0.1", settings.agentrl_grpc_port)
+            host = f"[{settings.host}]" if ":" in settings.host else settings.host
+            yield Served(controller, f"http://{host}:{bound.getsockname()[1]}", agentrl)
         finally:
             controller.leave()
             server.stop()
             await task
-            await door.close()
+            await agentrl.fleet.close()
             await controller.end()
 
 
-def _config(controller: Controller, door: FrontDoor) -> uvicorn.Config:
+def _config(controller: Controller, agentrl: AgentrlRoutes) -> uvicorn.Config:
     return uvicorn.Config(
-        make_app(controller, doors=[door.router]),
+        make_app(controller, routers=[agentrl.router]),
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -78,13 +79,13 @@ def _config(controller: Controller, door: FrontDoor) -> uvicorn.Config:
         ws="websockets-sansio",
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
-        ws_ping_timeout=60,  # a client that trains may be deaf for a while; a worker's heartbeat is stricter
+        ws_ping_timeout=60,  # a client that trains may not answer for a while
         timeout_graceful_shutdown=STOP_S,
     )
 
 
 class _Server(uvicorn.Server):
-    """Signals are ours: uvicorn would raise them again before the journal is written."""
+    """Leaves signals to `_serve`: uvicorn would raise them again before the journal is written."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -123,16 +124,3 @@ def _bound(host: str, port: int) -> socket.socket:
         raise ControllerFailed(
             f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
         ) from None
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory

@@ -1,4 +1,7 @@
-"""What clients and workers may call over their links: two closed tables. Promise: who is not allowed in is told so before a link exists."""
+"""The controller's websockets: the calls that clients (/link) and workers (/link/worker) may make.
+
+Promise: a caller without a valid access token is refused before the websocket is accepted.
+"""
 
 from __future__ import annotations
 
@@ -25,17 +28,17 @@ from ludus.controller.records import (
     Withdraw,
 )
 from ludus.controller.service.server import Controller
-from ludus.controller.service.worker_proxy import ConnectedWorker
+from ludus.controller.service.workers import ConnectedWorker
 from ludus.errors import ControllerFailed, LudusError
 from ludus.wire.codec import encode, fault_of
 from ludus.wire.connection import Connection, Handler
 
-TOKENS_S = 1.0
-"""How often the token of a standing link is looked at again."""
+RECHECK_S = 1.0
+"""Seconds between checks of an open connection's access token."""
 
 
 class WebSocketTransport:
-    """A websocket of the HTTP server, as a link's connection."""
+    """A websocket of the HTTP server as the transport of a Connection."""
 
     def __init__(self, websocket: WebSocket) -> None:
         self._websocket = websocket
@@ -55,60 +58,49 @@ class WebSocketTransport:
             await self._websocket.close()
 
 
-async def serve_client(websocket: WebSocket, controller: Controller) -> None:
+async def serve_client(websocket: WebSocket) -> None:
+    controller: Controller = websocket.app.state.controller
     client = await _accepted(websocket, controller)
     if client is None:
         return
-    link = Connection(
+    connection = Connection(
         WebSocketTransport(websocket), handlers=client_endpoints(controller, client), peer=f"client {client}"
     )
-    links = controller.client_links[client]
-    links.add(link)
-    await _run(link, websocket, controller, over=lambda _: links.discard(link))
+    connections = controller.client_connections[client]
+    connections.add(connection)
+    await _run(connection, websocket, controller, over=lambda _: connections.discard(connection))
 
 
-async def serve_worker(websocket: WebSocket, controller: Controller) -> None:
+async def serve_worker(websocket: WebSocket) -> None:
+    controller: Controller = websocket.app.state.controller
     owner = await _accepted(websocket, controller)
-    if owner is not None:
-        door = WorkerDoor(websocket, controller, owner=owner)
-        await _run(door.link, websocket, controller, over=door.over)
+    if owner is None:
+        return
+    registered: list[ConnectedWorker] = []
 
-
-class WorkerDoor:
-    """A worker's link, and who it turned out to be."""
-
-    def __init__(self, websocket: WebSocket, controller: Controller, *, owner: str) -> None:
-        self._controller, self._owner = controller, owner
-        self._worker: ConnectedWorker | None = None
-        endpoints = {
-            "register": Handler(Register, self._register),
-            "heartbeat": Handler(Heartbeat, self._heartbeat),
-            "ended": Handler(Ended, self._ended),
-        }
-        self.link = Connection(WebSocketTransport(websocket), handlers=endpoints, peer="a worker")
-
-    def over(self, reason: str) -> None:
-        if self._worker is not None:
-            self._controller.away(self._worker, reason=reason)
-
-    def _register(self, register: Register) -> Registered:
-        worker = ConnectedWorker(register.worker_id, link=self.link)
-        answer = self._controller.join(worker, register, owner=self._owner)
-        self._worker = worker
-        self.link.peer = f"worker {worker.id}"
+    def register(body: Register) -> Registered:
+        worker = ConnectedWorker(body.worker_id, connection=connection)
+        answer = controller.join(worker, body, owner=owner)
+        registered[:] = [worker]
+        connection.peer = f"worker {worker.id}"
         return answer
 
-    def _heartbeat(self, heartbeat: Heartbeat) -> None:
-        self._controller.heard(self._id, leaving=heartbeat.draining)
-
-    def _ended(self, ended: Ended) -> None:
-        self._controller.ended(self._id, ended)
-
-    @property
-    def _id(self) -> str:
-        if self._worker is None:
+    def worker_id() -> str:
+        if not registered:
             raise ControllerFailed("call `register` first", status=409)
-        return self._worker.id
+        return registered[0].id
+
+    def over(reason: str) -> None:
+        for worker in registered:
+            controller.away(worker, reason=reason)
+
+    endpoints = {
+        "register": Handler(Register, register),
+        "heartbeat": Handler(Heartbeat, lambda body: controller.heard(worker_id(), leaving=body.draining)),
+        "ended": Handler(Ended, lambda body: controller.ended(worker_id(), body)),
+    }
+    connection = Connection(WebSocketTransport(websocket), handlers=endpoints, peer="a worker")
+    await _run(connection, websocket, controller, over=over)
 
 
 def client_endpoints(controller: Controller, client: str) -> dict[str, Handler]:
@@ -127,7 +119,7 @@ def client_endpoints(controller: Controller, client: str) -> dict[str, Handler]:
 
 
 def _counted(controller: Controller, client: str, name: str, call: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    count = controller.metrics.calls.labels(call=name, by="link").inc
+    count = controller.metrics.calls.labels(call=name, by="websocket").inc
 
     def counted(body: Any) -> Any:
         count()
@@ -139,7 +131,7 @@ def _counted(controller: Controller, client: str, name: str, call: Callable[[Any
 
 async def _accepted(websocket: WebSocket, controller: Controller) -> str | None:
     try:
-        client = controller.tokens.client(websocket.headers.get("authorization"))
+        client = controller.access_tokens.client(websocket.headers.get("authorization"))
     except LudusError as error:
         fault = fault_of(error)
         await websocket.send_denial_response(Response(encode(fault), fault.status, media_type="application/json"))
@@ -148,9 +140,11 @@ async def _accepted(websocket: WebSocket, controller: Controller) -> str | None:
     return client
 
 
-async def _run(link: Connection, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]) -> None:
-    """Until the connection is over, or its token is revoked or expires."""
-    running = asyncio.create_task(_running(link, over))
+async def _run(
+    connection: Connection, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]
+) -> None:
+    """Runs until the connection is over, or its access token is revoked or expires."""
+    running = asyncio.create_task(_running(connection, over))
     watching = asyncio.create_task(_until_revoked(websocket, controller))
     try:
         await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
@@ -162,11 +156,11 @@ async def _run(link: Connection, websocket: WebSocket, controller: Controller, *
         await asyncio.gather(running, watching, return_exceptions=True)
 
 
-async def _running(link: Connection, over: Callable[[str], None]) -> None:
-    """`over` is called in the same breath, before anyone who waited for an answer over this link can look around."""
+async def _running(connection: Connection, over: Callable[[str], None]) -> None:
+    """Calls `over` before any caller that waited on this connection resumes."""
     reason = "it was closed here"
     try:
-        reason = await link.run()
+        reason = await connection.run()
     finally:
         over(reason)
 
@@ -174,8 +168,8 @@ async def _running(link: Connection, over: Callable[[str], None]) -> None:
 async def _until_revoked(websocket: WebSocket, controller: Controller) -> str:
     header = websocket.headers.get("authorization")
     while True:
-        await asyncio.sleep(TOKENS_S)
+        await asyncio.sleep(RECHECK_S)
         try:
-            controller.tokens.client(header)
+            controller.access_tokens.client(header)
         except LudusError as error:
             return str(error)

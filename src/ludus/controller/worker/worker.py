@@ -1,11 +1,11 @@
-"""A worker: hosts sessions of its environments and tells a controller of them. Promise: it outlives any controller, and stops gracefully.
+"""A worker process: hosts sessions for a controller. Promise: it outlives any controller.
 
-    controller ◀──dials, registers, heartbeats, ended── worker ──── sessions
-        └─────open, close, renew, tasks, drain────────────▶│
-    client ───start, act, solve, close, renew──(own /link)─▶┘
+    controller ◀──connects, registers, heartbeats, ended── worker ──── sessions
+        └─────open, close, renew, tasks, drain───────────────▶│
+    client ───start, act, solve, close, renew──(own /link)────▶┘
 
-SIGTERM drains: no new sessions, the running ones go on until they are closed, their leases run out, or the time for draining does. A second
-one ends the worker at once.
+SIGTERM drains it: it takes no new sessions, and its sessions continue until they are closed, their
+leases expire, or the drain time is over. A second SIGTERM ends the worker at once.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ from ludus.controller.records import (
     Drain,
     Ended,
     Heartbeat,
-    OpenHere,
     Register,
     Registered,
     Renew,
+    SessionSpec,
     Solve,
     Start,
 )
+from ludus.controller.runtime import event_loop, log_json_lines
 from ludus.controller.worker.sessions import Sessions
 from ludus.environments.environment import Environment
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
@@ -53,17 +54,17 @@ from ludus.wire.codec import MAX_FRAME_BYTES
 from ludus.wire.connection import Connection, Handler
 from ludus.wire.reconnect import connection_url
 
-_jitter = random.Random()  # of its own: the global state belongs to environments' authors, and checks watch it
+_jitter = random.Random()  # separate from the global state, which belongs to environments' authors
 DRAIN_S = 600.0
 CLOSE_S = 10.0
-"""How long the end waits for sessions to be closed."""
+"""Seconds that the end of the worker waits for its sessions to close."""
 PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0
 MAX_THREADS = 512
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """`await worker.run()` until it is stopped; answers with the exit status."""
+    """`await worker.run()` runs it until it is stopped and returns the exit status."""
 
     def __init__(
         self,
@@ -75,17 +76,18 @@ class Worker:
         host: str = "127.0.0.1",
         port: int = 0,
         drain_s: float = DRAIN_S,
-        pool: PoolLimits | None = None,
+        pool_limits: PoolLimits | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._url, self._token = f"{connection_url(controller)}/worker", token
         self._host, self._port, self._drain_s = host, port, drain_s
-        self.hosting = LocalClient(environments, max_threads=min(max(slots, 16), MAX_THREADS), pool=pool)
-        self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._tell_ended)
-        self._link: Connection | None = None
-        self._untold: list[Ended] = []
-        """Sessions that ended since the controller was told what runs here, and before it could be told so."""
-        self._said = ""
+        max_threads = min(max(slots, 16), MAX_THREADS)
+        self.hosting = LocalClient(environments, max_threads=max_threads, pool_limits=pool_limits)
+        self.sessions = Sessions(self.hosting, slots=slots, on_ended=self._report_ended)
+        self._connection: Connection | None = None
+        self._unreported: list[Ended] = []
+        """Sessions that ended while there was no connection to report them."""
+        self._logged = ""
         """Why there is no controller, as it was logged last."""
         self._leaving = asyncio.Event()
         self._forced = asyncio.Event()
@@ -94,13 +96,13 @@ class Worker:
         await self.hosting.prepare()
         self._listen_to_signals()
         async with AsyncExitStack() as closing:
-            self._port = _port_of(await self._listen(closing))
+            self._port = next(iter((await self._listen(closing)).sockets)).getsockname()[1]
             _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
-            dialling = asyncio.create_task(self._dial_for_ever())
+            connecting = asyncio.create_task(self._connect_for_ever())
             try:
                 await self._until_stopped()
             finally:
-                await self._end(dialling)
+                await self._end(connecting)
         return 143 if self._forced.is_set() else 0
 
     async def _listen(self, closing: AsyncExitStack) -> Server:
@@ -123,16 +125,16 @@ class Worker:
             ) from None
 
     def stop(self) -> None:
-        """The first time gracefully, the second time at once."""
+        """Drains the worker; the second call ends it at once."""
         if self._leaving.is_set():
-            _log.warning("stopped again: %d sessions are dropped", len(self.sessions))
+            _log.warning("stopped again: dropping %d sessions", len(self.sessions))
             self._forced.set()
             return
         _log.info("draining: %d sessions have up to %g s to finish", len(self.sessions), self._drain_s)
         self.sessions.draining = True
         self._leaving.set()
-        if self._link is not None:
-            self._link.tell("heartbeat", self._heartbeat())
+        if self._connection is not None:
+            self._connection.tell("heartbeat", self._heartbeat())
 
     def _listen_to_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -142,20 +144,20 @@ class Worker:
 
     async def _until_stopped(self) -> None:
         await self._leaving.wait()
-        waits = {asyncio.create_task(self.sessions.empty()), asyncio.create_task(self._forced.wait())}
+        waits = {asyncio.create_task(self.sessions.empty.wait()), asyncio.create_task(self._forced.wait())}
         await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
         for task in waits:
             task.cancel()
 
-    async def _end(self, dialling: asyncio.Task[None]) -> None:
+    async def _end(self, connecting: asyncio.Task[None]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if self._forced.is_set() else CLOSE_S):
                 await self.sessions.end_all("its worker was stopped")
-        if self._link is not None:
-            await asyncio.sleep(0.05)  # what was told last is still in the outbox
-        dialling.cancel()
+        if self._connection is not None:
+            await asyncio.sleep(0.05)  # the last messages are still in the outbox
+        connecting.cancel()
         with suppress(asyncio.CancelledError):
-            await dialling
+            await connecting
         if self._forced.is_set():
             await self.hosting.kill()
         else:
@@ -163,36 +165,36 @@ class Worker:
 
     # -------------------------------------------------------------------------------------------- clients
 
-    async def _serve_client(self, connection: ServerConnection) -> None:
-        await Connection(connection, handlers=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+    async def _serve_client(self, websocket: ServerConnection) -> None:
+        await Connection(websocket, handlers=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
 
     def _turns(self, *, trusted: bool) -> dict[str, Handler]:
         sessions = self.sessions
         return {
-            "start": Handler(Start, lambda body: sessions.begun(body, trusted=trusted)),
-            "act": Handler(Act, lambda body: sessions.begun(body, trusted=trusted)),
-            "solve": Handler(Solve, lambda body: sessions.begun(body, trusted=trusted)),
+            "start": Handler(Start, lambda body: sessions.call(body, trusted=trusted)),
+            "act": Handler(Act, lambda body: sessions.call(body, trusted=trusted)),
+            "solve": Handler(Solve, lambda body: sessions.call(body, trusted=trusted)),
             "close": Handler(Close, lambda body: sessions.close(body, trusted=trusted)),
             "renew": Handler(Renew, sessions.renew),
         }
 
     # -------------------------------------------------------------------------------------------- the controller
 
-    async def _dial_for_ever(self) -> None:
+    async def _connect_for_ever(self) -> None:
         pause_s = PAUSE_S
         while True:
             try:
                 reason, pause_s = await self._attend(), PAUSE_S
-            except (OSError, EOFError, WebSocketException, LudusError) as error:  # a TimeoutError is an OSError
+            except (OSError, EOFError, WebSocketException, LudusError) as error:
                 reason = _explained(error, token=self._token)
-            if reason != self._said:  # once, not every few seconds for as long as the controller is away
-                _log.warning("no controller at %s: %s. Dialling on, sessions go on", self._url, reason)
-                self._said = reason
+            if reason != self._logged:  # once, not at every attempt
+                _log.warning("no controller at %s: %s. Trying again; sessions continue", self._url, reason)
+                self._logged = reason
             await asyncio.sleep(pause_s * _jitter.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _attend(self) -> str:
-        """One connection to the controller, to its end; answers why it ended."""
+        """Serves one connection to the controller and returns why it ended."""
         headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         async with connect(
             self._url,
@@ -202,59 +204,60 @@ class Worker:
             open_timeout=5,
             ping_interval=None,  # heartbeats do that
             proxy=None,
-        ) as connection:
-            link = Connection(connection, handlers=self._turns(trusted=True) | self._orders(), peer="the controller")  # type: ignore[arg-type]
-            running = asyncio.create_task(link.run())
+        ) as websocket:
+            endpoints = self._turns(trusted=True) | self._orders()
+            connection = Connection(websocket, handlers=endpoints, peer="the controller")  # type: ignore[arg-type]
+            running = asyncio.create_task(connection.run())
             try:
-                await self._register(link, connection)
-                await self._beat(link)
+                await self._register(connection, websocket)
+                await self._beat(connection)
                 return await running
             finally:
-                self._link = None
+                self._connection = None
                 running.cancel()
                 with suppress(asyncio.CancelledError):
                     await running
 
     def _orders(self) -> dict[str, Handler]:
         return {
-            "open": Handler(OpenHere, self.sessions.open),
+            "open": Handler(SessionSpec, self.sessions.open),
             "tasks": Handler(AskTasks, self._tasks),
             "drain": Handler(Drain, self._drain),
         }
 
-    async def _register(self, link: Connection, connection: ClientConnection) -> None:
-        self._untold.clear()
+    async def _register(self, connection: Connection, websocket: ClientConnection) -> None:
+        self._unreported.clear()
         register = Register(
             worker_id=self.id,
             environments=tuple(self.hosting.environments().values()),
             slots=self.sessions.slots,
-            address=f"ws://{self._reached_at(connection)}:{self._port}/link",
+            address=f"ws://{self._reached_at(websocket)}:{self._port}/link",
             running=self.sessions.running(),
         )
         async with asyncio.timeout(30):
-            self._registered: Registered = await link.call("register", register, answer=Registered)
-        self._link, self._said = link, ""
-        for ended in self._untold:
-            link.tell("ended", ended)
+            self._registered: Registered = await connection.call("register", register, answer=Registered)
+        self._connection, self._logged = connection, ""
+        for ended in self._unreported:
+            connection.tell("ended", ended)
         _log.info("registered at %s with %d slots", self._url, self.sessions.slots)
         if self._leaving.is_set():
-            link.tell("heartbeat", self._heartbeat())
+            connection.tell("heartbeat", self._heartbeat())
         await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
 
-    async def _beat(self, link: Connection) -> None:
-        """Until the link is over, or the controller has been silent for as long as it would wait for us."""
+    async def _beat(self, connection: Connection) -> None:
+        """Until the connection is over, or the controller is silent for three heartbeats."""
         every_s = self._registered.heartbeat_s
-        while link.alive:
+        while connection.alive:
             try:
                 async with asyncio.timeout(3 * every_s):
-                    await link.call("heartbeat", self._heartbeat())
+                    await connection.call("heartbeat", self._heartbeat())
             except TimeoutError:
-                await link.close()
+                await connection.close()
             except WorkerLost:
                 return
             with suppress(TimeoutError):
                 async with asyncio.timeout(every_s):
-                    await link.wait_closed()
+                    await connection.wait_closed()
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.id, len(self.sessions), draining=self._leaving.is_set())
@@ -265,39 +268,32 @@ class Worker:
     def _drain(self, drain: Drain) -> None:
         self.sessions.draining = drain.draining or self._leaving.is_set()
 
-    def _tell_ended(self, ended: Ended) -> None:
-        if self._link is not None:
-            self._link.tell("ended", ended)
+    def _report_ended(self, ended: Ended) -> None:
+        if self._connection is not None:
+            self._connection.tell("ended", ended)
         else:
-            self._untold.append(ended)
+            self._unreported.append(ended)
 
-    def _reached_at(self, connection: ClientConnection) -> str:
-        """Bound to every address, it is reached at the one from which it sees the controller."""
-        host = connection.local_address[0] if self._host in ("", "0.0.0.0", "::") else self._host
+    def _reached_at(self, websocket: ClientConnection) -> str:
+        """A worker bound to every address is reached at the one that the controller sees."""
+        host = websocket.local_address[0] if self._host in ("", "0.0.0.0", "::") else self._host
         return f"[{host}]" if ":" in host else host
 
 
-def _only_link(connection: ServerConnection, request: Request) -> Response | None:
+def _only_link(websocket: ServerConnection, request: Request) -> Response | None:
     if request.path.partition("?")[0] != "/link":
-        return connection.respond(http.HTTPStatus.NOT_FOUND, "A Ludus worker: clients link at /link.\n")
+        return websocket.respond(http.HTTPStatus.NOT_FOUND, "A Ludus worker: clients connect at /link.\n")
     return None
-
-
-def _port_of(server: Server) -> int:
-    port: int = next(iter(server.sockets)).getsockname()[1]
-    return port
 
 
 def _explained(error: BaseException, *, token: str) -> str:
     if isinstance(error, InvalidStatus) and error.response.status_code in (401, 403):
-        return "it refuses this worker's token" if token else "it wants a token; set LUDUS_TOKEN"
+        return "it refuses this worker's access token" if token else "it requires an access token; set LUDUS_TOKEN"
     return describe(error)
 
 
 def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoReturn:
-    """Runs a worker in this process, and ends the process with it: author code that will not end must not keep it."""
-    from ludus.controller.service.logs import log_json_lines
-
+    """Runs a worker and exits the process, even if author code does not end."""
     log_json_lines()
 
     async def main() -> NoReturn:
@@ -305,14 +301,6 @@ def serve_worker(environments: Iterable[Environment], **settings: Any) -> NoRetu
         logging.shutdown()
         os._exit(status)
 
-    with rarely_collected(), asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with rarely_collected(), asyncio.Runner(loop_factory=event_loop()) as runner:
         runner.run(main())
     raise AssertionError("the process has ended")
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

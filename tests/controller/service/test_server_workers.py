@@ -21,7 +21,7 @@ def test_a_worker_lost_while_act_runs_ends_the_session_and_everybody_hears_why()
             acting = asyncio.ensure_future(client.act(opened.session_id))
             await until(lambda: worker.acts)
             await worker.cut()
-            with pytest.raises(WorkerLost, match="worker w1 was lost: its link broke and it did not come back"):
+            with pytest.raises(WorkerLost, match="worker w1 was lost: its connection broke and it did not come back"):
                 await acting
             await until(lambda: client.told)
             assert [(each.session_id, each.cause) for each in client.told] == [(opened.session_id, "failed")]
@@ -176,10 +176,10 @@ def test_a_worker_that_cannot_be_used_is_refused_with_the_reason(register, messa
     run(test())
 
 
-class ForeignWorker:
+class ThirdPartyWorker:
     """A worker that is no link of ours: it joins as an object, and does not keep leases."""
 
-    dialect, keeps_leases = "foreign", False
+    dialect, keeps_leases = "third-party", False
 
     def __init__(self, worker_id):
         self.id = worker_id
@@ -203,11 +203,11 @@ class ForeignWorker:
         self.left = True
 
 
-def test_the_controller_keeps_the_leases_of_foreign_workers():
+def test_the_controller_keeps_the_leases_of_third_party_workers():
     async def test():
         async with controller() as served:
-            worker = ForeignWorker("f1")
-            served.controller.join(worker, Register("f1", (Described("maze"),), 2), owner="foreign")
+            worker = ThirdPartyWorker("f1")
+            served.controller.join(worker, Register("f1", (Described("maze"),), 2), owner="third-party")
             client = await FakeClient.dial(served.url)
             opened = await client.open(lease_s=0.2)
             await client.start(opened.session_id)  # longer than the lease, which does not run out meanwhile

@@ -53,7 +53,7 @@ def test_beyond_loopback_tokens_are_required(monkeypatch):
         async with controller(host="0.0.0.0"):
             pass
 
-    with pytest.raises(ConfigError, match="without tokens"):
+    with pytest.raises(ConfigError, match="without access tokens"):
         run(test())
 
 

@@ -233,7 +233,7 @@ def test_a_request_below_the_limit_is_read():
                 "/sessions", json={**opening(), "task": {**msgspec.to_builtins(task()), "data": data}}
             )
             assert answer.status_code == 201
-            assert worker.opened[0].open.task.data == data
+            assert worker.opened[0].task.data == data
 
     run(test())
 
@@ -345,7 +345,9 @@ def test_the_description_says_what_a_body_is():
     opening = described["components"]["schemas"]["Open"]
     assert opening["required"] == ["task", "seed", "request_id"]
     assert "queue for a free slot" in opening["properties"]["wait_s"]["description"]
-    assert "same turn again" in described["components"]["schemas"]["ActBody"]["properties"]["request_id"]["description"]
+    assert (
+        "repeat of the turn" in described["components"]["schemas"]["ActBody"]["properties"]["request_id"]["description"]
+    )
     body = described["paths"]["/sessions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body == {"$ref": "#/components/schemas/Open"}
     for path, methods in described["paths"].items():

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from ludus.controller.service.logs import log, log_json_lines
+from ludus.controller.runtime import log, log_json_lines
 
 
 @pytest.fixture

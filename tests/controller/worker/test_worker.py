@@ -302,7 +302,7 @@ def test_the_time_for_draining_is_limited():
 def test_sessions_with_their_own_process_are_played_and_killed_like_the_others():
     async def scene():
         environments = [wrap(Isolated, name="isolated"), FakeEnvironment()]
-        async with running(environments, pool=PoolLimits(num_warm=1)) as (controller, worker, register):
+        async with running(environments, pool_limits=PoolLimits(num_warm=1)) as (controller, worker, register):
             await controller.open("s1", environment="isolated", timeout_s=2.0)
             await controller.open("s2", environment="fake")
             async with linked(register.address) as client:

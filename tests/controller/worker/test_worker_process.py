@@ -18,7 +18,7 @@ from tests.controller.plane import until
 from tests.hosting.isolated import alive, ends
 
 FAKE = "ludus.environments.fake:FakeEnvironment"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @asynccontextmanager

@@ -53,7 +53,7 @@ class Storm(RuleBasedStateMachine):
         wait_s=st.sampled_from([0.0, 3.0, 50.0]),
     )
     def ask(self, environment, client, wait_s):
-        wish = ask(environment, client=client, deadline=self.now + wait_s, lease_s=20.0)
+        wish = ask(environment, client=client, wait_s=wait_s, lease_s=20.0)
         self.wishes[wish.session_id] = wish
         self.carry_out(self.roster.ask(wish, now=self.now))
         return wish.session_id
@@ -122,11 +122,11 @@ class Storm(RuleBasedStateMachine):
     @invariant()
     def nothing_waits_while_a_fit_worker_is_free(self):
         free = {name for each in self.roster.seats.values() if each.fit for name in each.environments}
-        assert not {wish.environment for wish in self.roster.waiting} & free
+        assert not {session.environment for session in self.roster.waiting} & free
 
     @invariant()
     def everyone_who_asked_waits_has_a_slot_or_was_told(self):
-        lively = set(self.placed) | {wish.session_id for wish in self.roster.waiting}
+        lively = set(self.placed) | {session.id for session in self.roster.waiting}
         assert set(self.wishes) == lively | self.answered
         assert not lively & self.answered
 

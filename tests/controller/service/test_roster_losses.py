@@ -67,9 +67,9 @@ def test_a_worker_that_stays_away_is_lost_after_the_grace():
     opened(roster, wish)
     roster.away("w1", now=10)
     assert roster.tick(14.9) == []
-    assert End(wish.session_id, "failed", "worker w1 was lost: its link broke and it did not come back") in roster.tick(
-        15
-    )
+    assert End(
+        wish.session_id, "failed", "worker w1 was lost: its connection broke and it did not come back"
+    ) in roster.tick(15)
 
 
 def test_a_worker_with_nothing_to_lose_goes_at_once():
@@ -210,7 +210,7 @@ def test_after_a_restart_sessions_go_on_when_their_worker_returns_and_fail_when_
 def test_after_a_restart_no_environment_is_called_unknown_before_workers_could_return():
     roster = Roster(heartbeat_s=HEARTBEAT_S, grace_s=5.0)
     roster.restore([], now=0)
-    wish = ask("mase", deadline=1000)
+    wish = ask("mase", wait_s=1000)
     assert roster.ask(wish, now=1) == []
     assert roster.tick(19.9) == []
     [refuse] = roster.tick(20)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ludus.controller.client.local import LocalClient
-from ludus.controller.records import Act, Close, Open, OpenHere, Renew, Solve, Start
+from ludus.controller.records import Act, Close, Open, Renew, SessionSpec, Solve, Start
 from ludus.controller.worker.sessions import Sessions
 from ludus.environments import wrap
 from ludus.environments.fake import FakeEnvironment
@@ -70,16 +70,19 @@ class Scene:
     async def open(self, session_id="s1", *, number=0, **limits):
         task = Task(f"text/train/{number}", "text", "train", {"n": number})
         wanted = Open(task=task, seed=0, request_id=f"r-{session_id}", **limits)
-        await self.sessions.open(OpenHere(session_id, KEY, wanted, client="me"))
+        await self.sessions.open(SessionSpec.of(wanted, session_id=session_id, key=KEY, client="me"))
         return session_id
 
     async def started(self, session_id="s1", **limits):
         await self.open(session_id, **limits)
-        await self.sessions.start(Start(session_id, KEY))
+        await self.call(Start(session_id, KEY))
         return session_id
 
+    async def call(self, body, **options):
+        return await asyncio.shield(self.sessions.call(body, **options))
+
     def act(self, text="hello", *, turn=0, request="a", session_id="s1", key=KEY):
-        return self.sessions.act(Act(session_id, turn, Action(text), request, key))
+        return self.call(Act(session_id, turn, Action(text), request, key))
 
 
 def play(scene_of, *, author=None, **settings):
@@ -108,8 +111,8 @@ def test_a_repeated_call_is_answered_again_and_carried_out_once():
     async def scene_of(scene):
         await scene.open()
         await scene.open()
-        first = await scene.sessions.start(Start("s1", KEY))
-        assert await scene.sessions.start(Start("s1", KEY)) == first
+        first = await scene.call(Start("s1", KEY))
+        assert await scene.call(Start("s1", KEY)) == first
         answers = [said(await scene.act()) for _ in range(3)]
         assert [said(await scene.act(turn=1, request="b")) for _ in range(2)] == ["hello 2"] * 2
         return answers
@@ -134,7 +137,7 @@ def test_a_failure_is_remembered_like_any_answer():
 @pytest.mark.parametrize(
     ("turn", "request_id", "message"),
     [
-        (0, "other", "got turn 0, expected turn 2; turn 1 was the last one and was another request's"),
+        (0, "other", "got turn 0, expected turn 2; turn 1 was taken by another request"),
         (1, "other", "got turn 1, expected turn 2"),
         (3, "new", "got turn 3, expected turn 2"),
     ],
@@ -204,8 +207,8 @@ def test_a_wrong_key_is_forbidden_except_that_the_controller_needs_none():
                 await scene.act(key=key)
             assert status_of(raised) == 403
         with pytest.raises(ControllerFailed, match="key does not fit"):
-            await scene.sessions.act(Act("s1", 0, Action("x"), "a", "wrong"), trusted=True)
-        return said(await scene.sessions.act(Act("s1", 0, Action("x"), "a"), trusted=True))
+            await scene.call(Act("s1", 0, Action("x"), "a", "wrong"), trusted=True)
+        return said(await scene.call(Act("s1", 0, Action("x"), "a"), trusted=True))
 
     assert play(scene_of) == "x 1"
 
@@ -245,10 +248,10 @@ def test_a_draining_worker_takes_no_new_sessions_and_the_old_ones_go_on():
         with pytest.raises(ControllerFailed, match="draining") as raised:
             await scene.open("s2")
         assert status_of(raised) == 503
-        assert not scene.sessions._empty.is_set()
+        assert not scene.sessions.empty.is_set()
         await scene.act()
         await scene.sessions.close(Close("s1", KEY))
-        await scene.sessions.empty()
+        await scene.sessions.empty.wait()
 
     play(scene_of)
 
@@ -259,10 +262,10 @@ def test_a_lease_that_runs_out_frees_the_slot_and_says_why():
     async def scene_of(scene):
         await scene.started(lease_s=1.0)
         async with asyncio.timeout(60):
-            await scene.sessions.empty()
+            await scene.sessions.empty.wait()
         (ended,) = scene.ended
         assert (ended.session_id, ended.cause) == ("s1", "lease")
-        with pytest.raises(ControllerFailed, match=r"nobody called or renewed it for 1 s") as raised:
+        with pytest.raises(ControllerFailed, match=r"no call or renewal for 1 s") as raised:
             await scene.act()
         assert status_of(raised) == 404
 
@@ -299,10 +302,11 @@ def test_a_lease_begins_when_the_session_is_open_for_nobody_can_renew_it_before(
         client = LocalClient([SlowToOpen()])
         sessions = Sessions(client, slots=1, on_ended=ended.append)
         task = Task("fake/train/0", "fake", "train", {"words": ["red"]})
-        await sessions.open(OpenHere("s1", KEY, Open(task=task, seed=0, request_id="r", lease_s=0.5), client="me"))
+        wanted = Open(task=task, seed=0, request_id="r", lease_s=0.5)
+        await sessions.open(SessionSpec.of(wanted, session_id="s1", key=KEY, client="me"))
         assert (len(sessions), ended) == (1, [])
         async with asyncio.timeout(60):
-            await sessions.empty()
+            await sessions.empty.wait()
         await client.close()
         return [each.cause for each in ended]
 
@@ -312,9 +316,9 @@ def test_a_lease_begins_when_the_session_is_open_for_nobody_can_renew_it_before(
 def test_a_lease_that_runs_out_during_an_act_ends_it():
     async def scene_of(scene):
         await scene.started(lease_s=1.0)
-        with pytest.raises(ControllerFailed, match="nobody called or renewed it"):
+        with pytest.raises(ControllerFailed, match="no call or renewal"):
             await scene.act("loop")
-        await scene.sessions.empty()
+        await scene.sessions.empty.wait()
 
     play(scene_of)
 
@@ -348,7 +352,7 @@ def test_a_broken_session_that_its_client_does_not_close_is_closed(monkeypatch):
         with pytest.raises(TurnTimeout):
             await scene.act("loop")
         async with asyncio.timeout(60):
-            await scene.sessions.empty()
+            await scene.sessions.empty.wait()
         (ended,) = scene.ended
         assert ended.cause == "timeout"
         assert "act exceeded" in ended.message
@@ -433,6 +437,6 @@ def test_a_player_proposes_by_its_seed_and_a_repeated_question_is_asked_once():
     async def scene_of(scene):
         await scene.started()
         ask = Solve("s1", "random_action", seed=3, key=KEY)
-        return [(await scene.sessions.solve(ask)).content for _ in range(2)]
+        return [(await scene.call(ask)).content for _ in range(2)]
 
     assert play(scene_of, author=text) == [str(random.Random(3).random())] * 2

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludus.controller.service.roster import Again, End, Place, Refuse
-from ludus.controller.service.waiting import Waiting
+from ludus.controller.service.waiting import Session, Waiting
 from tests.controller.rosters import ask, opened, roster_with, seat
 
 
@@ -31,7 +31,7 @@ def test_a_full_roster_queues_and_the_next_free_slot_goes_to_who_waited_first():
 def test_who_waits_too_long_is_refused_with_the_reason():
     roster = roster_with(seat(slots=1))
     opened(roster, ask())
-    late = ask(deadline=10.0)
+    late = ask(wait_s=10.0)
     roster.ask(late, now=0)
     roster.heard("w1", now=9)
     assert roster.tick(9.9) == []
@@ -103,12 +103,12 @@ def test_environments_take_turns_and_within_them_clients_do(kinds):
         roster.ask(wish, now=0)
     order = served(roster, wishes, held=held)
     assert sorted(w.session_id for w in order) == sorted(w.session_id for w in wishes)
-    assert_turns_are_taken([wish.environment for wish in order])
+    assert_turns_are_taken([wish.task.environment for wish in order])
     for environment in "abc":
-        assert_turns_are_taken([wish.client for wish in order if wish.environment == environment])
+        assert_turns_are_taken([wish.client for wish in order if wish.task.environment == environment])
         for client in ("ann", "bob", "cat"):
-            own = [w for w in order if (w.environment, w.client) == (environment, client)]
-            assert own == [w for w in wishes if (w.environment, w.client) == (environment, client)]
+            own = [w for w in order if (w.task.environment, w.client) == (environment, client)]
+            assert own == [w for w in wishes if (w.task.environment, w.client) == (environment, client)]
 
 
 def assert_turns_are_taken(order):
@@ -134,12 +134,12 @@ def test_a_client_with_a_thousand_requests_does_not_delay_another_clients_first(
 
 def test_the_waiting_line_is_empty_after_everything_left_it():
     waiting = Waiting()
-    wishes = [ask(environment, client=client) for environment in "ab" for client in "xy" for _ in range(3)]
+    wishes = [Session(ask(environment, client=client)) for environment in "ab" for client in "xy" for _ in range(3)]
     for wish in wishes:
         waiting.push(wish)
     assert waiting.counts() == {"a": 6, "b": 6}
     for wish in wishes[::2]:
-        assert waiting.remove(wish.session_id) is wish
+        assert waiting.remove(wish.id) is wish
     while waiting.take(lambda _: True):
         pass
     assert (len(waiting), waiting.counts()) == (0, {})

@@ -64,7 +64,7 @@ def test_a_call_that_cannot_be_read_is_answered_and_the_session_goes_on_to_win(a
     bad = api.say(number, guess("{broken")).json()
     assert bad["messages"][0]["role"] == "tool"
     assert bad["messages"][0]["tool_call_id"] == "call-guess"
-    assert "no JSON" in bad["messages"][0]["content"]
+    assert "not JSON" in bad["messages"][0]["content"]
     wrong = api.say(number, guess('{"number": 0}')).json()
     left = wrong["messages"][0]["content"].split("left ")[1].split()
     while not (answer := api.say(number, guess(json.dumps({"number": int(left[len(left) // 2])}))).json())["finish"]:
@@ -129,11 +129,11 @@ def test_fields_that_nobody_knows_survive_both_ways(has, api):
 def test_who_finds_no_slot_waits_for_one_and_only_then_gets_a_400(has, api, monkeypatch):
     plane = has("shelf")
     number, _ = api.start("shelf", 0)  # it has one slot
-    monkeypatch.setattr(plane.door, "wait_s", 0.2)
+    monkeypatch.setattr(plane.routes, "wait_s", 0.2)
     refused = api.post("start_sample", {"name": "shelf", "index": 0})
     assert refused.status_code == 400
     assert "no slot became free" in refused.json()["message"]
-    monkeypatch.setattr(plane.door, "wait_s", 60.0)
+    monkeypatch.setattr(plane.routes, "wait_s", 60.0)
     second: list[int] = []
     waiting = threading.Thread(target=lambda: second.append(Api(plane.api).start("shelf", 0)[0]))
     waiting.start()
@@ -197,11 +197,11 @@ def test_a_worker_that_cannot_be_called_does_not_join(plane, api, monkeypatch):
 def test_a_stale_worker_gets_no_new_sessions(has, api, monkeypatch):
     plane = has("worded")
     worker_id = plane.worker("worded").id
-    monkeypatch.setattr(plane.door, "wait_s", 0.1)
+    monkeypatch.setattr(plane.routes, "wait_s", 0.1)
     assert api.post("mark_stale", {"name": "worded", "worker_id": worker_id, "stale": True}).json() is None
     assert next(row for row in api.get("list_workers").json() if row["id"] == worker_id)["stale"]
     assert api.post("start_sample", {"name": "worded", "index": 0}).status_code == 400
-    monkeypatch.setattr(plane.door, "wait_s", 60.0)
+    monkeypatch.setattr(plane.routes, "wait_s", 60.0)
     api.post("mark_stale", {"name": "worded", "worker_id": worker_id, "stale": False})
     number, _ = api.start("worded", 0)
     # those of the tests before this one are on their way out, if they are still there
@@ -216,7 +216,7 @@ def test_all_sessions_are_cancelled_only_if_it_is_clear_which(has, api):
     api.start("half", 0)
     assert api.post("cancel_all").status_code == 403
     assert api.post("cancel_all", name="half-std").json() is None
-    until(lambda: {each.ask.environment for each in plane.controller.roster.sessions.values()} == {"worded"})
+    until(lambda: {each.environment for each in plane.controller.roster.sessions.values()} == {"worded"})
     assert api.post("cancel_all").json() is None
     until(lambda: not plane.controller.roster.sessions)
 

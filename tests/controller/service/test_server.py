@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ludus.controller.records import AskTasks, Close, Described, Renew, Renewed, Solve, Withdraw
+from ludus.controller.records import AskTasks, Close, Described, Renew, Renewed, SessionSpec, Solve, Withdraw
 from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
 from ludus.types import Action, Message, Observation, Task
 from tests.controller.plane import FakeClient, FakeWorker, controller, plane, run, until, wish
@@ -14,10 +14,9 @@ def test_a_session_is_opened_on_a_worker_and_the_client_learns_where():
     async def test():
         async with plane() as (_, worker, client):
             opened = await client.open(3)
-            [here] = worker.opened
+            [spec] = worker.opened
             assert (opened.worker_id, opened.address) == ("w1", "ws://w/link")
-            assert (here.session_id, here.key, here.client) == (opened.session_id, opened.key, "local")
-            assert here.open == wish(3)
+            assert spec == SessionSpec.of(wish(3), session_id=opened.session_id, key=opened.key, client="local")
 
     run(test())
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ludus.controller.service.access import Tokens, is_loopback
+from ludus.controller.service.access import AccessTokens, is_loopback
 from ludus.errors import ConfigError, ControllerFailed
 
 NOON = datetime(2027, 1, 31, 12, tzinfo=UTC)
@@ -11,7 +11,7 @@ NOON = datetime(2027, 1, 31, 12, tzinfo=UTC)
 
 def tokens_of(tmp_path, text):
     (tmp_path / "tokens").write_text(text)
-    return Tokens(file=str(tmp_path / "tokens"))
+    return AccessTokens(file=str(tmp_path / "tokens"))
 
 
 def test_a_token_names_its_client(tmp_path):
@@ -68,24 +68,24 @@ def test_a_bad_line_is_named(tmp_path, text, message):
 
 
 def test_without_a_file_the_environment_has_the_one_token():
-    tokens = Tokens(environment={"LUDUS_TOKEN": "abc"})
+    tokens = AccessTokens(environment={"LUDUS_TOKEN": "abc"})
     assert tokens.client("Bearer abc") == "default"
     with pytest.raises(ControllerFailed):
         tokens.client(None)
 
 
 def test_without_any_token_everyone_on_this_machine_is_local_and_nobody_else_is_listened_to():
-    tokens = Tokens(environment={})
+    tokens = AccessTokens(environment={})
     assert tokens.client(None) == "local"
     tokens.check_host("127.0.0.1")
-    with pytest.raises(ConfigError, match="without tokens"):
+    with pytest.raises(ConfigError, match="without access tokens"):
         tokens.check_host("0.0.0.0")
-    Tokens(environment={"LUDUS_TOKEN": "abc"}).check_host("0.0.0.0")
+    AccessTokens(environment={"LUDUS_TOKEN": "abc"}).check_host("0.0.0.0")
 
 
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match="cannot be read"):
-        Tokens(file=os.path.join("no", "such", "file"))
+        AccessTokens(file=os.path.join("no", "such", "file"))
 
 
 def test_what_is_loopback():

@@ -1,0 +1,100 @@
+"""What controller and worker processes share: event loop, time limits, tasks, logs, messages.
+
+    {"time": "2027-01-31T12:00:00.123Z", "level": "info", "event": "worker lost", "worker": "w1"}
+
+Promise: each log line is one event, its facts are fields, and none of them is a secret.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from ludus.errors import nearest
+
+_log = logging.getLogger(__name__)
+
+
+class JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": when, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "facts", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def log(logger: logging.Logger, event: str, *, level: int = logging.INFO, **facts: Any) -> None:
+    logger.log(level, event, extra={"facts": facts})
+
+
+def log_json_lines(*, level: int = logging.INFO, to: TextIO | None = None) -> None:
+    """Writes all log records of this process as JSON lines, to stderr by default."""
+    handler = logging.StreamHandler(to or sys.stderr)
+    handler.setFormatter(JsonLines())
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+def event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """The loop factory of uvloop, or None where it is not installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def not_found(what: str, name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    return f"{what}.{nearest(name, names)} Known: {', '.join(names) or 'none'}."
+
+
+@asynccontextmanager
+async def within(limit_s: float, late: Callable[[], Exception]) -> AsyncIterator[asyncio.Timeout]:
+    """Like asyncio.timeout, but raises the error that `late` returns."""
+    clock = asyncio.timeout(limit_s)
+    try:
+        async with clock:
+            yield clock
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise late() from None
+
+
+class Background:
+    """Tasks that need not be awaited. Their failures are logged."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    async def cancel(self) -> None:
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("a background task failed", exc_info=error)
+
+
+def retrieved(future: asyncio.Future[Any]) -> None:
+    """A done callback that marks a failure as seen, for futures whose callers may be gone."""
+    if not future.cancelled():
+        future.exception()

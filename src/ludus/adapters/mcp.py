@@ -22,7 +22,7 @@ from ludus.environments.registry import find
 from ludus.environments.sandboxing import Declared
 from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
-from ludus.sandboxes.running import Running
+from ludus.sandboxes.process_handle import ProcessHandle
 from ludus.sandboxes.sandbox import Mount, Need
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
@@ -125,9 +125,9 @@ class Mcp:
             float(reward) if isinstance(reward, int | float) else reward
         )  # another kind is refused by the host, by name
 
-    def _attach(self, sandbox: Any) -> Running:
+    def _attach(self, sandbox: Any) -> ProcessHandle:
         variables = [f"{name}={value}" for name, value in self.options["variables"].items()]
-        running: Running = sandbox.attach(
+        running: ProcessHandle = sandbox.attach(
             [*(["/usr/bin/env", *variables] if variables else []), *self.options["command"]]
         )
         return running

@@ -15,7 +15,7 @@ from typing import Any
 
 from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, imported
 from ludus.errors import EnvironmentFailed, describe, first_fault
-from ludus.sandboxes.running import Running
+from ludus.sandboxes.process_handle import ProcessHandle
 
 MAX_SESSION_BYTES = 64 * 1024 * 1024
 """All that a server may say in one session. One that floods us takes the event loop's time from all others."""
@@ -143,7 +143,7 @@ class Lines:
 
 
 @asynccontextmanager
-async def process_streams(attach: Callable[[], Running], last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
+async def process_streams(attach: Callable[[], ProcessHandle], last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
     """Messages to and from a process, which ends with them."""
     import anyio
 
@@ -165,7 +165,7 @@ async def process_streams(attach: Callable[[], Running], last_words: LastWords) 
 class _Reader:
     """A thread that turns a process's output into messages; it waits while nobody takes them."""
 
-    def __init__(self, running: Running, heard: Any, last_words: LastWords) -> None:
+    def __init__(self, running: ProcessHandle, heard: Any, last_words: LastWords) -> None:
         self._running, self._heard, self._last_words = running, heard, last_words
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
@@ -207,7 +207,7 @@ class _Reader:
             self._loop.call_soon_threadsafe(self._heard.close)
 
 
-async def _write(running: Running, said: Any, heard: Any) -> None:
+async def _write(running: ProcessHandle, said: Any, heard: Any) -> None:
     try:
         async for message in said:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode("utf-8", "replace") + b"\n"
@@ -228,7 +228,7 @@ def _message(line: bytes) -> Any:
         return error
 
 
-def _end(running: Running, reader: _Reader) -> None:
+def _end(running: ProcessHandle, reader: _Reader) -> None:
     running.kill()
     reader.join()  # before its file descriptors are closed, and given to somebody else
     running.close()

@@ -43,7 +43,7 @@ class ModelConfig(Section):
 
 
 HERE, WORKERS = "here", "workers"
-SandboxLevel = Literal["none", "process", "namespace", "container"]
+SandboxKind = Literal["none", "process", "namespace", "container"]
 """What a session's untrusted code runs in, from the least contained to the most."""
 
 
@@ -59,7 +59,7 @@ class EnvironmentConfig(Section):
     at: str = HERE
     """Where its sessions run: here (this process, or that of pipeline.session_processes), workers (processes that the run starts and
     stops itself), or a controller's URL."""
-    sandbox: SandboxLevel = "none"
+    sandbox: SandboxKind = "none"
     """What its untrusted code runs in at least. Where the environment itself declares more, that holds."""
     image: str = ""
     """Of its container, in place of the environment's own."""

@@ -15,10 +15,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Protocol, cast, get_args
 
-from ludus.config import SandboxLevel
+from ludus.config import SandboxKind
 from ludus.errors import ConfigError, nearest
 
-LEVELS = get_args(SandboxLevel)
+LEVELS = get_args(SandboxKind)
 """From the least contained to the most."""
 
 
@@ -36,8 +36,8 @@ class Declared:
     image: str = ""
 
     @property
-    def level(self) -> SandboxLevel:
-        return cast(SandboxLevel, getattr(self.need, "level", self.need))
+    def level(self) -> SandboxKind:
+        return cast(SandboxKind, getattr(self.need, "level", self.need))
 
     def raised(self, level: str, *, image: str = "") -> Declared:
         """Level and image of the run file, where they ask for more."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.docker_api import DockerApi, Exec
-from ludus.sandboxes.inside import Inside
-from ludus.sandboxes.lease import drop_label, home_of, write_label
-from ludus.sandboxes.running import Running
-from ludus.sandboxes.sandbox import FOLDER, UID, Label, Level, Need
+from ludus.sandboxes.contained import ContainedSandbox
+from ludus.sandboxes.owner import drop_label, home_of, write_label
+from ludus.sandboxes.process_handle import ProcessHandle
+from ludus.sandboxes.sandbox import FOLDER, UID, Label, Kind, Need
 
 KEEPER = "trap 'kill -KILL -1' USR1; trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
 BEGIN = ["/bin/sh", "-c", "printf '\\006'; exec \"$@\"", "sh"]
@@ -24,8 +24,8 @@ START_S = 20.0
 USER = f"{UID}:{UID}"
 
 
-class ContainerSandbox(Inside):
-    level: Level = "container"
+class ContainerSandbox(ContainedSandbox):
+    kind: Kind = "container"
 
     def __init__(self, label: Label, *, state: Path, api: DockerApi, need: Need) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class ContainerSandbox(Inside):
         self._container = ""
 
     def start(self) -> None:
-        write_label(self._state, self.label, level=self.level)
+        write_label(self._state, self.label, kind=self.kind)
         name = f"ludus-{self.label.id}"
         self._container = self._api.create(name, body(self._need, self.label, home=home_of(self._state)))
         self._api.start(self._container)
 
-    def attach(self, argv: list[str]) -> Running:
+    def attach(self, argv: list[str]) -> ProcessHandle:
         """A container too full to start one more process is emptied first."""
         self._require_open()
         said = ""
@@ -115,7 +115,7 @@ def body(need: Need, label: Label, *, home: str) -> dict[str, object]:
         "Labels": {
             "ludus.home": home,
             "ludus.id": label.id,
-            "ludus.lease": label.lease,
+            "ludus.owner": label.owner,
             "ludus.run": label.run,
             "ludus.session": label.session,
         },

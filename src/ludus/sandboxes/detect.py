@@ -11,27 +11,27 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi, sockets
-from ludus.sandboxes.namespace import BASE, Holder, rlimits, wrapping
-from ludus.sandboxes.running import finish
-from ludus.sandboxes.sandbox import UID, Level, Limits, Room
+from ludus.sandboxes.namespace import BASE, NamespaceInit, rlimits, wrapping
+from ludus.sandboxes.process_handle import finish
+from ludus.sandboxes.sandbox import UID, Kind, Limits, Room
 
 CONF = Path(__file__).with_name("containers.conf")
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    level: Level
+    kind: Kind
     works: bool
     says: str
     remedy: str = ""
 
 
-def driver(level: Level) -> Driver:
-    if level == "namespace":
+def driver(kind: Kind) -> Driver:
+    if kind == "namespace":
         return _namespace()
-    if level == "container":
+    if kind == "container":
         return _container()
-    return _process() if level == "process" else _none()
+    return _process() if kind == "process" else _none()
 
 
 def container_socket() -> Path | None:
@@ -70,15 +70,15 @@ def _namespace() -> Driver:
 
 def _try_namespace() -> str:
     """What went wrong, or nothing."""
-    holder = Holder(mark="")
+    init = NamespaceInit(mark="")
     uid = UID if os.geteuid() == 0 else 0
     try:
-        holder.ask("open", id="trial", bytes=2**20, uid=uid)
+        init.ask("open", id="trial", bytes=2**20, uid=uid)
         argv = [*wrapping(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
-        running = holder.spawn(id="trial", argv=argv, env={}, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
+        running = init.spawn(id="trial", argv=argv, env={}, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
         done = finish(running, limits=Limits(time_s=10))
     finally:
-        holder.close()
+        init.close()
     return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
 
 
@@ -91,7 +91,7 @@ def _namespace_remedy() -> str:
         if file.exists() and file.read_text().strip() != good:
             return f"Allow user namespaces: `sysctl -w {name}={good}`."
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        return "Inside a container: start it with `--privileged`, or give it a container service's socket and use that driver."
+        return "ContainedSandbox a container: start it with `--privileged`, or give it a container service's socket and use that driver."
     return "It needs user, mount and pid namespaces: is `unshare --mount --pid --fork true` allowed?"
 
 

@@ -9,13 +9,13 @@ from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
     Finished,
-    Level,
+    Kind,
     Limits,
     Need,
     Sandbox,
     checked_path,
     encoded,
-    level_of,
+    kind_of,
     refusal,
 )
 
@@ -23,7 +23,7 @@ from ludus.sandboxes.sandbox import (
 class FakeSandbox:
     """`answers` maps a command's text to what it answers; any other command succeeds and says nothing. `commands` remembers them all."""
 
-    level: Level = "process"
+    kind: Kind = "process"
 
     def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, dies_after: int | None = None) -> None:
         """dies_after: so many commands are answered, then the sandbox is gone."""
@@ -113,7 +113,7 @@ class FakeSandboxes:
         if self._fails:
             raise SandboxFailed("the fake provider has none, as ordered")
         sandbox = FakeSandbox(answers=self._answers)
-        self.opened.append((need if isinstance(need, Need) else Need(level_of(need), image=image), session, sandbox))
+        self.opened.append((need if isinstance(need, Need) else Need(kind_of(need), image=image), session, sandbox))
         return sandbox
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A namespace sandbox: bubblewrap. Promise: no network, a read-only system, a disk with a size, nobody's rights, and it dies with us.
 
-    this process ──socket──▶ holder (pid 1 of a pid namespace, own mounts) ──▶ bubblewrap, one per `run` or shell
+    this process ──socket──▶ init (pid 1 of a pid namespace, own mounts) ──▶ bubblewrap, one per `run` or shell
                                 └── a sized tmpfs per sandbox: what all its commands share
 
 Each command has processes, network and system of its own, so nothing that one leaves behind meets the next; files stay. Memory, processes
@@ -24,26 +24,26 @@ from typing import Any
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
-from ludus.sandboxes.inside import Inside
-from ludus.sandboxes.lease import drop_label, write_label
+from ludus.sandboxes.contained import ContainedSandbox
+from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.marks import MARK
-from ludus.sandboxes.running import Pipes, Running, exit_code_of
-from ludus.sandboxes.sandbox import FOLDER, UID, Label, Level, Mount, Room
+from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
+from ludus.sandboxes.sandbox import FOLDER, UID, Label, Kind, Mount, Room
 
 START_S = 10.0
 BASE = "/dev/shm"
-"""Where the holder keeps the disks, in its own mount namespace."""
+"""Where the init keeps the disks, in its own mount namespace."""
 
 
-class Holder:
-    """Our end of the socket to the program holder.py; one per process, shared by all its namespaces."""
+class NamespaceInit:
+    """Our end of the socket to the program namespace_init.py; one per process, shared by all its namespaces."""
 
     def __init__(self, *, mark: str) -> None:
-        """`mark` is the lease: should the program outlive us, stopped perhaps, the reaper finds it by that."""
+        """`mark` is the owner: should the program outlive us, stopped perhaps, the reaper finds it by that."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.pidfd_open(os.getpid())
         as_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("holder.py"))]
+        program = [sys.executable, "-I", "-S", str(Path(__file__).with_name("namespace_init.py"))]
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -93,7 +93,7 @@ class Holder:
             ours.settimeout(START_S)
             answer = ours.recv(4096).decode()
         if answer != "ok":
-            raise SandboxFailed(f"a namespace's disk: {answer or 'the holder is gone'}")
+            raise SandboxFailed(f"a namespace's disk: {answer or 'the init is gone'}")
 
     def spawn(self, **request: Any) -> Pipes:
         """A process whose three streams we hold. Its standard input is a socket: unlike a pipe, it cannot be opened again through /proc."""
@@ -117,7 +117,7 @@ class Holder:
         try:
             socket.send_fds(self._socket, [json.dumps(request).encode()], fds)
         except OSError as error:
-            raise SandboxFailed(f"the holder of this process's namespaces is gone: {error}") from error
+            raise SandboxFailed(f"the init of this process's namespaces is gone: {error}") from error
 
     def close(self) -> None:
         self._socket.close()
@@ -134,7 +134,7 @@ def _pipes(told: socket.socket, *, stdin: int, stdout: int, stderr: int) -> Pipe
             number = text.lstrip("-").isdigit()
             codes.append(
                 exit_code_of(int(text)) if number else 125 if text else 137
-            )  # empty: the holder is gone, and all with it
+            )  # empty: the init is gone, and all with it
         return codes[0] if codes else None
 
     def end() -> None:
@@ -144,43 +144,43 @@ def _pipes(told: socket.socket, *, stdin: int, stdout: int, stderr: int) -> Pipe
     return Pipes(stdin, stdout, stderr, done=told.fileno(), exited=exited, end=end, let_go=told.close)
 
 
-class NamespaceSandbox(Inside):
-    level: Level = "namespace"
+class NamespaceSandbox(ContainedSandbox):
+    kind: Kind = "namespace"
 
     def __init__(
         self,
         label: Label,
         *,
         state: Path,
-        holder: Callable[[], Holder],
+        init: Callable[[], NamespaceInit],
         room: Room,
         mounts: tuple[Mount, ...],
         network: bool,
     ) -> None:
         super().__init__()
         self.label = label
-        self._state, self._find_holder, self._room = state, holder, room
+        self._state, self._find_init, self._room = state, init, room
         self._wrapping = wrapping(mounts=mounts, network=network, disk=f"{BASE}/{label.id}")
         self._group: cgroups.Group | None = None
-        self._holder: Holder | None = None
+        self._init: NamespaceInit | None = None
 
     def start(self) -> None:
-        write_label(self._state, self.label, level=self.level)
-        self._holder = self._find_holder()
+        write_label(self._state, self.label, kind=self.kind)
+        self._init = self._find_init()
         trees = cgroups.find()
         try:
             self._group = cgroups.make(trees, self.label.id, self._room) if trees.places else None
         except OSError as error:
             raise SandboxFailed(f"no control group for the sandbox: {error}") from error
         self._limits = rlimits(self._room, missing=trees.missing)
-        self._holder.ask("open", id=self.label.id, bytes=self._room.disk_mb * 2**20, uid=_uid())
+        self._init.ask("open", id=self.label.id, bytes=self._room.disk_mb * 2**20, uid=_uid())
 
-    def attach(self, argv: list[str]) -> Running:
+    def attach(self, argv: list[str]) -> ProcessHandle:
         self._require_open()
-        assert self._holder is not None, "start() comes first"
+        assert self._init is not None, "start() comes first"
         groups = [str(folder) for folder in self._group.folders] if self._group else []
         return self._remembered(
-            self._holder.spawn(
+            self._init.spawn(
                 id=self.label.id, argv=[*self._wrapping, *argv], env={}, groups=groups, rlimits=self._limits, uid=_uid()
             )
         )
@@ -189,9 +189,9 @@ class NamespaceSandbox(Inside):
         return ["/bin/bash", "--noprofile", "--norc"] if Path("/bin/bash").exists() else ["/bin/sh"]
 
     def _end(self) -> None:
-        if self._holder is not None:
-            with contextlib.suppress(SandboxFailed, OSError):  # the holder is gone, and the disk with it
-                self._holder.ask("remove", id=self.label.id)
+        if self._init is not None:
+            with contextlib.suppress(SandboxFailed, OSError):  # the init is gone, and the disk with it
+                self._init.ask("remove", id=self.label.id)
         if self._group is not None:
             self._group.remove()
         drop_label(self._state, self.label.id)

@@ -14,15 +14,15 @@ import subprocess
 from pathlib import Path
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.lease import drop_label, write_label
+from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.marks import MARK, kill_marked
-from ludus.sandboxes.running import Pipes, Running, exit_code_of, finish
+from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of, finish
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
     Finished,
     Label,
-    Level,
+    Kind,
     Limits,
     argv_of,
     checked_path,
@@ -33,7 +33,7 @@ from ludus.sandboxes.shell import PersistentShell
 
 
 class ProcessSandbox:
-    level: Level = "process"
+    kind: Kind = "process"
 
     def __init__(self, label: Label, *, state: Path) -> None:
         self.label = label
@@ -43,7 +43,7 @@ class ProcessSandbox:
         self.closed = False
 
     def start(self) -> None:
-        write_label(self._state, self.label, level=self.level)
+        write_label(self._state, self.label, kind=self.kind)
         self.folder.mkdir(mode=0o700)
 
     def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
@@ -60,7 +60,7 @@ class ProcessSandbox:
         self._shells.append(shell)
         return shell
 
-    def attach(self, argv: list[str]) -> Running:
+    def attach(self, argv: list[str]) -> ProcessHandle:
         if self.closed:
             raise SandboxFailed("the sandbox is closed")
         ours, theirs = socket.socketpair()

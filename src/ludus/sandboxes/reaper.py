@@ -1,7 +1,7 @@
-"""Removes what no live lease owns. Promise: after `kill -9` of everything, the next process that uses sandboxes here leaves nothing behind.
+"""Removes what no live owner owns. Promise: after `kill -9` of everything, the next process that uses sandboxes here leaves nothing behind.
 
-What dies by itself with its owner: every namespace (holder.py). What may stay: containers, control groups, folders, and plain processes.
-All carry an id that names their lease; a lease that no process holds is dead, and everything of it goes.
+What dies by itself with its owner: every namespace (namespace_init.py). What may stay: containers, control groups, folders, and plain processes.
+All carry an id that names their owner; a owner that no process holds is dead, and everything of it goes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.lease import drop_label, home_of, is_alive, lease_of
+from ludus.sandboxes.owner import drop_label, home_of, is_alive, owner_of
 from ludus.sandboxes.marks import kill_marked
 
 
 def sweep(
     state: Path, *, own: str = "", live: Callable[[], Set[str]] = frozenset, api: DockerApi | None = None
 ) -> list[str]:
-    """What was removed, a line each. `own` and `live` are the caller's lease and the ids of its sandboxes: its others are removed too."""
+    """What was removed, a line each. `own` and `live` are the caller's owner and the ids of its sandboxes: its others are removed too."""
     home = home_of(state)
 
     def orphan(sandbox_id: str) -> bool:
-        lease = lease_of(sandbox_id)
-        if lease == own:
+        owner = owner_of(sandbox_id)
+        if owner == own:
             return sandbox_id not in live()
-        return not is_alive(state, lease)
+        return not is_alive(state, owner)
 
     removed = [
         *_containers(home, orphan, api),
@@ -38,7 +38,7 @@ def sweep(
     for file in (state / "leases").glob(f"{home}-*"):
         if not is_alive(state, file.name):
             file.unlink(missing_ok=True)
-            removed.append(f"lease {file.name}")
+            removed.append(f"owner {file.name}")
     return removed
 
 
@@ -58,7 +58,7 @@ def _containers(home: str, orphan: Callable[[str], bool], api: DockerApi | None)
 
 
 def _processes(home: str, orphan: Callable[[str], bool], state: Path) -> list[str]:
-    """A mark is a sandbox's id, or the lease itself (a holder's)."""
+    """A mark is a sandbox's id, or the owner itself (a init's)."""
 
     def wanted(mark: str) -> bool:
         if not mark.startswith(f"{home}-"):

@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, get_args
 
-from ludus.config import SandboxLevel
+from ludus.config import SandboxKind
 from ludus.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
-    from ludus.sandboxes.running import Running
+    from ludus.sandboxes.process_handle import ProcessHandle
 
-Level = SandboxLevel
-LEVELS: tuple[Level, ...] = get_args(SandboxLevel)
+Kind = SandboxKind
+KINDS: tuple[Kind, ...] = get_args(SandboxKind)
 """From the least contained to the most."""
 FOLDER = "/work"
 """A namespace's or container's own folder: where commands start and relative paths begin."""
@@ -71,7 +71,7 @@ class Mount:
 class Need:
     """What an environment asks for. `sandbox = "namespace"` is short for Need("namespace")."""
 
-    level: Level
+    kind: Kind
     image: str = ""
     """Of a container; it must hold /bin/sh."""
     room: Room = Room()
@@ -102,7 +102,7 @@ class Label:
     """Carried by every sandbox, so that one that nobody owns can be found and removed."""
 
     id: str
-    lease: str
+    owner: str
     """Of the process that started it; it lives as long as that process."""
     run: str = ""
     session: str = ""
@@ -118,7 +118,7 @@ class Shell(Protocol):
 
 class Sandbox(Protocol):
     @property
-    def level(self) -> Level: ...
+    def kind(self) -> Kind: ...
 
     def start(self) -> None: ...
 
@@ -128,7 +128,7 @@ class Sandbox(Protocol):
 
     def shell(self) -> Shell: ...
 
-    def attach(self, argv: list[str]) -> Running:
+    def attach(self, argv: list[str]) -> ProcessHandle:
         """A process whose streams the caller holds, e.g. a tool server."""
         ...
 
@@ -143,11 +143,11 @@ class Sandbox(Protocol):
         ...
 
 
-def level_of(name: str) -> Level:
-    for level in LEVELS:
-        if level == name:
-            return level
-    raise ConfigError(f"sandbox is {name!r}; known: {', '.join(LEVELS)}.{nearest(name, LEVELS)}")
+def kind_of(name: str) -> Kind:
+    for kind in KINDS:
+        if kind == name:
+            return kind
+    raise ConfigError(f"sandbox is {name!r}; known: {', '.join(KINDS)}.{nearest(name, KINDS)}")
 
 
 def refusal(command: Command) -> Finished | None:

@@ -1,7 +1,7 @@
 """Folders for what a program under us must write to disk, a browser's profile for instance. Promise: none outlives its process for long.
 
 A folder is removed when it is closed. Where its process is killed before, the next process that asks for one removes it, as it does with
-everything else that no live lease owns (reaper.py).
+everything else that no live owner owns (reaper.py).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 from pathlib import Path
 
 from ludus.sandboxes import reaper
-from ludus.sandboxes.lease import Lease, state_folder
+from ludus.sandboxes.owner import Owner, state_folder
 
-_leases: dict[int, Lease] = {}
+_owners: dict[int, Owner] = {}
 """One for each process: a forked child does not hold its parent's."""
 _lock = threading.Lock()
 
@@ -24,8 +24,8 @@ class Scratch:
     """A new, empty folder of the user's own."""
 
     def __init__(self) -> None:
-        lease = _lease()
-        self.path: Path = lease.state / "folders" / lease.label(run="", session="").id
+        owner = _owner()
+        self.path: Path = owner.state / "folders" / owner.label(run="", session="").id
         self.path.mkdir(mode=0o700)
 
     def close(self) -> None:
@@ -33,11 +33,11 @@ class Scratch:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _lease() -> Lease:
+def _owner() -> Owner:
     with _lock:
-        if os.getpid() not in _leases:
-            lease = Lease(state_folder())
-            reaper.sweep(lease.state)
-            _leases[os.getpid()] = lease
-            atexit.register(lease.release)
-        return _leases[os.getpid()]
+        if os.getpid() not in _owners:
+            owner = Owner(state_folder())
+            reaper.sweep(owner.state)
+            _owners[os.getpid()] = owner
+            atexit.register(owner.release)
+        return _owners[os.getpid()]

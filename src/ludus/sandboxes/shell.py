@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.running import FLOOD_BYTES, GRACE_S, Kept, Running, end
+from ludus.sandboxes.process_handle import FLOOD_BYTES, GRACE_S, Kept, ProcessHandle, end
 from ludus.sandboxes.sandbox import Finished, Limits, encoded, refusal
 
 SETUP = b"""exec 8>&1 9>&2
@@ -26,9 +26,9 @@ __ludus() { printf '%s%s%d\\n' "$1" "$2" "$?" >&8; printf '%s%s\\n' "$1" "$2" >&
 class PersistentShell:
     """`start` makes the process: a POSIX shell that reads its commands from standard input."""
 
-    def __init__(self, start: Callable[[], Running]) -> None:
+    def __init__(self, start: Callable[[], ProcessHandle]) -> None:
         self._start = start
-        self._running: Running | None = None
+        self._running: ProcessHandle | None = None
         self._lock = threading.Lock()
         self._closed = False
 
@@ -47,7 +47,7 @@ class PersistentShell:
                 return Finished(137, timed_out=True, restarted=True)
             return self._collect(running, marker=f"{first}{second}".encode(), limits=limits)
 
-    def _sent(self, text: bytes, *, limits: Limits) -> Running:
+    def _sent(self, text: bytes, *, limits: Limits) -> ProcessHandle:
         for last in (False, True):
             running = self._alive()
             try:
@@ -70,7 +70,7 @@ class PersistentShell:
         with self._lock:
             self._end()
 
-    def _alive(self) -> Running:
+    def _alive(self) -> ProcessHandle:
         if self._closed:
             raise SandboxFailed("the shell is closed; open a new one with sandbox.shell()")
         if self._running is None:
@@ -83,7 +83,7 @@ class PersistentShell:
             self._running.close()
             self._running = None
 
-    def _collect(self, running: Running, *, marker: bytes, limits: Limits) -> Finished:
+    def _collect(self, running: ProcessHandle, *, marker: bytes, limits: Limits) -> Finished:
         out, err = Stream(marker, limits.output_bytes), Stream(marker, limits.output_bytes)
         deadline_s = time.monotonic() + limits.time_s
         code, timed_out = None, False

@@ -78,7 +78,7 @@ def spawn(request: dict, streams: list[int]) -> int:
     os._exit(125)
 
 
-class Holder:
+class Init:
     """One loop over three kinds of news: a request, a child nobody wants any more, an end (also an orphan's, which pid 1 has to bury)."""
 
     def __init__(self, requests: socket.socket, *, owner: int) -> None:
@@ -156,7 +156,7 @@ def main() -> None:
     mount_tmpfs(BASE, "size=1m,mode=0755")
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.send(b"ready")
-    Holder(requests, owner=int(sys.argv[2])).serve()
+    Init(requests, owner=int(sys.argv[2])).serve()
 
 
 if __name__ == "__main__":

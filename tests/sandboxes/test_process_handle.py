@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from ludus.sandboxes import running
-from ludus.sandboxes.running import Pipes
+from ludus.sandboxes import process_handle
+from ludus.sandboxes.process_handle import Pipes
 from ludus.sandboxes.sandbox import Limits
 from ludus.sandboxes.shell import PersistentShell
 

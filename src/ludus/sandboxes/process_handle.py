@@ -20,7 +20,7 @@ DRAIN_S = 0.25
 _CHUNK = 64 * 1024
 
 
-class Running(Protocol):
+class ProcessHandle(Protocol):
     """Bytes in, bytes out, and its end."""
 
     def send(self, data: bytes, *, timeout_s: float) -> None:
@@ -76,7 +76,7 @@ class Gathered:
     timed_out: bool
 
 
-def gather(running: Running, *, limits: Limits) -> Gathered:
+def gather(running: ProcessHandle, *, limits: Limits) -> Gathered:
     """Waits for its end, within the limits, and frees it."""
     out, err = Kept(limits.output_bytes), Kept(limits.output_bytes)
     deadline_s = time.monotonic() + limits.time_s
@@ -92,7 +92,7 @@ def gather(running: Running, *, limits: Limits) -> Gathered:
     return Gathered(out, err, 137 if code is None else code, timed_out=not in_time)
 
 
-def end(running: Running) -> None:
+def end(running: ProcessHandle) -> None:
     """Kills it and waits until it is gone: what kills all that runs in a container must not come upon the next command. What it still
     says is read and dropped, because a service may wait for that."""
     running.kill()
@@ -103,7 +103,7 @@ def end(running: Running) -> None:
     running.exit_code(max(0.0, until_s - time.monotonic()))
 
 
-def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: float) -> bool:
+def _read_to_the_end(running: ProcessHandle, out: Kept, err: Kept, *, deadline_s: float) -> bool:
     """False: out of time, or a flood."""
     while out.num_bytes + err.num_bytes <= FLOOD_BYTES:
         event = running.receive(max(0.0, deadline_s - time.monotonic()))
@@ -116,7 +116,7 @@ def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: floa
     return False
 
 
-def finish(running: Running, *, limits: Limits) -> Finished:
+def finish(running: ProcessHandle, *, limits: Limits) -> Finished:
     done = gather(running, limits=limits)
     return Finished(
         done.exit_code,
@@ -128,7 +128,7 @@ def finish(running: Running, *, limits: Limits) -> Finished:
 
 
 class Pipes:
-    """Running over file descriptors of this machine. `done` becomes readable at its end; how to wait, kill and let go is the driver's.
+    """ProcessHandle over file descriptors of this machine. `done` becomes readable at its end; how to wait, kill and let go is the driver's.
 
     What a finished process left behind may hold its streams open for ever: it is killed, and has DRAIN_S to let go of them.
     """

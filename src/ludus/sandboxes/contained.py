@@ -11,7 +11,7 @@ import weakref
 from abc import ABC, abstractmethod
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.running import Running, finish, gather
+from ludus.sandboxes.process_handle import ProcessHandle, finish, gather
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
@@ -30,15 +30,15 @@ _WRITE = 'd=$(dirname -- "$1") && mkdir -p -- "$d" && head -c "$2" > "$1"'
 _READ = 'if [ -d "$1" ] || { [ -e "$1" ] && [ ! -f "$1" ]; }; then echo "not a plain file" >&2; exit 1; fi; head -c "$2" -- "$1"'
 
 
-class Inside(ABC):
+class ContainedSandbox(ABC):
     def __init__(self) -> None:
         self.closed = False
         self._closing = threading.Lock()
-        self._live: weakref.WeakSet[Running] = weakref.WeakSet()
+        self._live: weakref.WeakSet[ProcessHandle] = weakref.WeakSet()
         self._shells: list[PersistentShell] = []
 
     @abstractmethod
-    def attach(self, argv: list[str]) -> Running: ...
+    def attach(self, argv: list[str]) -> ProcessHandle: ...
 
     @abstractmethod
     def _shell_argv(self) -> list[str]: ...
@@ -83,7 +83,7 @@ class Inside(ABC):
             shell.close()
         self._end()
 
-    def _remembered(self, running: Running) -> Running:
+    def _remembered(self, running: ProcessHandle) -> ProcessHandle:
         self._live.add(running)
         if self.closed:  # closed while it was started
             running.kill()

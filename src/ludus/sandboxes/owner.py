@@ -1,10 +1,10 @@
 """Who owns a sandbox. Promise: an owner that dies, however it dies, is known to be dead at once, and nobody else is taken for it.
 
-A lease is a locked file in the state folder: the system drops the lock when the process ends, so neither a reused pid nor a clock that
-jumps can fool the reaper. Every sandbox's id begins with its lease's, and every lease's with its home (machine and state folder), so that
+A owner is a locked file in the state folder: the system drops the lock when the process ends, so neither a reused pid nor a clock that
+jumps can fool the reaper. Every sandbox's id begins with its owner's, and every owner's with its home (machine and state folder), so that
 a reaper judges only what it can know about.
 
-    home-lease-number      3f9c01ab-7d0e5521-4
+    home-owner-number      3f9c01ab-7d0e5521-4
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.sandbox import Label, Level
+from ludus.sandboxes.sandbox import Label, Kind
 
 _held: dict[str, IO[str]] = {}
 """Of this process. To open or close such a file once more would drop its lock (POSIX locks are the process's), so that is never done."""
@@ -44,7 +44,7 @@ def home_of(state: Path) -> str:
     return hashlib.sha256(f"{socket.gethostname()}:{state}".encode()).hexdigest()[:8]
 
 
-class Lease:
+class Owner:
     """Held from here to `release`, or to the end of the process."""
 
     def __init__(self, state: Path) -> None:
@@ -67,7 +67,7 @@ class Lease:
         hidden.rename(self.state / "leases" / self.id)
 
     def label(self, *, run: str, session: str) -> Label:
-        return Label(id=f"{self.id}-{next(self._numbers)}", lease=self.id, run=run, session=session)
+        return Label(id=f"{self.id}-{next(self._numbers)}", owner=self.id, run=run, session=session)
 
     def release(self) -> None:
         if self.id in _held:
@@ -75,11 +75,11 @@ class Lease:
             _held.pop(self.id).close()
 
 
-def is_alive(state: Path, lease: str) -> bool:
-    if lease in _held:
+def is_alive(state: Path, owner: str) -> bool:
+    if owner in _held:
         return True
     try:
-        with (state / "leases" / lease).open("r+") as file:
+        with (state / "leases" / owner).open("r+") as file:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return False
     except FileNotFoundError:
@@ -88,12 +88,12 @@ def is_alive(state: Path, lease: str) -> bool:
         return True
 
 
-def lease_of(sandbox_id: str) -> str:
+def owner_of(sandbox_id: str) -> str:
     return sandbox_id.rpartition("-")[0]
 
 
-def write_label(state: Path, label: Label, *, level: Level) -> None:
-    told = {"level": level, "run": label.run, "session": label.session, "lease": label.lease}
+def write_label(state: Path, label: Label, *, kind: Kind) -> None:
+    told = {"kind": kind, "run": label.run, "session": label.session, "owner": label.owner}
     (state / "labels" / label.id).write_text(json.dumps(told))
 
 

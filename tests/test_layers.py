@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "seeds", "garbage", "__init__"}
+ROOT = {"types", "errors", "config", "openai_format", "seeds", "garbage", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "wire": set(),
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "types": set(),
     "errors": set(),
     "config": set(),
+    "openai_format": set(),
     "seeds": set(),
     "garbage": set(),
     "__init__": set(),
@@ -48,6 +49,7 @@ MUST_NEVER_SEE = {
     "types": TORCH | HTTP | {"pydantic"},
     "errors": TORCH | HTTP | {"numpy", "pydantic"},
     "config": TORCH | HTTP | {"numpy"},
+    "openai_format": TORCH | HTTP | {"pydantic"},
     "wire": TORCH,
     "processes": TORCH | HTTP,
     "hosting": TORCH | HTTP,

@@ -84,30 +84,30 @@ def leaves_no_group(sandboxes: Sandboxes, state: Path) -> bool:
     return cgroups.leftovers(home_of(state)) == {}
 
 
-def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
+def test_an_init_process_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
     asked = need("namespace", request)
-    with_holder = Sandboxes(state=state, warm=0)
+    provider = Sandboxes(state=state, warm=0)
     marker = new_marker()
     try:
-        sandbox = with_holder.open(asked)
+        sandbox = provider.open(asked)
         sandbox.shell().run(f"sleep {marker} &")
         assert wait_for(lambda: len(sleeping(marker)) == 1)
-        with_holder._holder._process.kill()
+        provider._init._process.kill()
         assert wait_for(lambda: not sleeping(marker))
-        with_holder._holder._process.wait()
-        assert with_holder.open(asked).run("echo new").stdout == "new\n"
+        provider._init._process.wait()
+        assert provider.open(asked).run("echo new").stdout == "new\n"
     finally:
-        with_holder.close()
+        provider.close()
 
 
-def test_a_stopped_holder_does_not_save_what_hangs_on_it(state, request):
+def test_a_stopped_init_process_does_not_save_its_namespaces(state, request):
     """The worst case: it cannot notice its owner's death. The reaper finds it by its mark."""
     need("namespace", request)
     marker = new_marker()
     owner = start_owner("namespace", state, marker)
     assert wait_for(lambda: len(sleeping(marker)) == 2)
-    holders = [int(pid) for pid in _children(owner.pid)]
-    inner = [pid for holder in holders for pid in _children(holder)]
+    inits = [int(pid) for pid in _children(owner.pid)]
+    inner = [pid for init in inits for pid in _children(init)]
     for pid in inner:
         os.kill(pid, signal.SIGSTOP)
     kill(owner)

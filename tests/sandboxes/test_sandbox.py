@@ -5,8 +5,8 @@ import pytest
 from ludus.errors import ConfigError, SandboxFailed
 from ludus.sandboxes.container import body
 from ludus.sandboxes.fake import FakeSandbox, FakeSandboxes
-from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.sandboxes.process_handle import finish
+from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.sandboxes.sandbox import KINDS, Finished, Label, Limits, Mount, Need, kind_of
 
 

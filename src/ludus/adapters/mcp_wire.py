@@ -1,7 +1,8 @@
-"""A line to an MCP server, through the official package. Promise: whatever the server does, our memory is bounded and a line can be closed.
+"""A client of an MCP server, through the official package. Promise: our memory is bounded and `close` returns,
+whatever the server does.
 
 stdio   the server is a process in a sandbox; a thread reads its lines
-http    streamable HTTP; the server keeps a state for each session, if it keeps one at all
+http    streamable HTTP; the server may keep state per session
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from ludus.errors import EnvironmentFailed, describe, first_fault
 from ludus.sandboxes.process_handle import ProcessHandle
 
 MAX_SESSION_BYTES = 64 * 1024 * 1024
-"""All that a server may say in one session. One that floods us takes the event loop's time from all others."""
+"""Limit on a server's output in one session: a flood would take the event loop's time from all others."""
 SEND_S = 10.0
 LEAVE_S = 3.0
 STDERR_BYTES = 2048
-"""Kept of what a server says on its standard error: the reason, where it dies."""
+"""Bytes kept of a server's standard error."""
 Streams = AbstractAsyncContextManager[tuple[Any, Any]]
 
 
-class LastWords:
-    """Why a server may be gone: the end of what it said on its standard error, or what we could not bear."""
+class StderrTail:
+    """Why a server ended: the end of its standard error, or the limit that it broke."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -36,25 +37,25 @@ class LastWords:
         self._data = (self._data + data)[-STDERR_BYTES:]
 
     def __str__(self) -> str:
-        return bytes(self._data).decode("utf-8", "replace").strip() or "it said nothing"
+        return bytes(self._data).decode("utf-8", "replace").strip() or "nothing on its standard error"
 
 
-class Line:
-    """A connected client, kept by a task of its own: the package's contexts must be left by the task that entered them."""
+class McpClient:
+    """A connected client, held by a task of its own: the task that enters the package's contexts must leave them."""
 
-    def __init__(self, streams: Callable[[LastWords], Streams], *, where: str) -> None:
+    def __init__(self, streams: Callable[[StderrTail], Streams], *, where: str) -> None:
         self._mcp = imported("mcp", extra="mcp")
         self._streams, self._where = streams, where
-        self._last_words = LastWords()
+        self._stderr = StderrTail()
         self._leave = asyncio.Event()
         self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._run())
 
     async def list_tools(self) -> list[Any]:
         client = await self._connected()
         tools: list[Any] = []
         cursor: str | None = None
-        for _ in range(100):  # a server may page for ever
+        for _ in range(100):  # a server could send pages without end
             params = self._mcp.types.PaginatedRequestParams(cursor=cursor) if cursor else None
             page = await self._asked(client.list_tools(params=params), what="tools/list")
             tools += page.tools
@@ -64,8 +65,8 @@ class Line:
         raise EnvironmentFailed(f"{self._where}: tools/list has more than 100 pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result as it came. Not `call_tool` of the package, which checks results against a schema that the server itself wrote:
-        a pattern in it could keep this process busy for ever."""
+        """The result, unchecked. `call_tool` of the package would check it against the server's own schema, in
+        which a regular expression could keep this process busy without end."""
         client = await self._connected()
         types = self._mcp.types
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
@@ -73,12 +74,12 @@ class Line:
 
     async def close(self) -> None:
         self._leave.set()
-        if not self._client.done():  # still shaking hands
-            self._keeper.cancel()
-        done, _ = await asyncio.wait([self._keeper], timeout=LEAVE_S)
+        if not self._client.done():  # still connecting
+            self._task.cancel()
+        done, _ = await asyncio.wait([self._task], timeout=LEAVE_S)
         if not done:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper], timeout=LEAVE_S)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=LEAVE_S)
 
     async def _connected(self) -> Any:
         return await asyncio.shield(self._client)
@@ -91,23 +92,23 @@ class Line:
         except self._mcp.MCPError as error:
             if error.error.code != self._mcp.types.CONNECTION_CLOSED:
                 raise
-            raise EnvironmentFailed(f"{self._where}: {what}: the connection ended: {self._last_words}") from error
-        except Exception as error:
+            raise EnvironmentFailed(f"{self._where}: {what}: the connection ended: {self._stderr}") from error
+        except Exception as error:  # the package may raise anything
             raise EnvironmentFailed(f"{self._where}: {what}: {describe(error)}") from error
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         try:
-            async with self._streams(self._last_words) as (read, write), self._mcp.ClientSession(read, write) as client:
+            async with self._streams(self._stderr) as (read, write), self._mcp.ClientSession(read, write) as client:
                 await client.initialize()
                 if not self._client.done():
                     self._client.set_result(client)
                 await self._leave.wait()
-        except BaseException as error:
+        except BaseException as error:  # handed to whoever waits for the client
             fault = first_fault(error) if isinstance(error, BaseExceptionGroup) else error
             if not self._client.done():
-                failure = EnvironmentFailed(f"{self._where}: cannot be reached: {describe(fault)}; {self._last_words}")
+                failure = EnvironmentFailed(f"{self._where}: cannot be reached: {describe(fault)}; {self._stderr}")
                 self._client.set_exception(fault if isinstance(fault, EnvironmentFailed) else failure)
-                self._client.exception()  # read, so that nobody complains where no caller is left
+                self._client.exception()  # read once, so that asyncio does not log it if no caller is left
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
 
@@ -116,7 +117,7 @@ class Line:
 
 
 class Lines:
-    """Bytes as they come -> whole lines. Raises where one line, or all together, are more than anybody should say."""
+    """Splits a byte stream into lines. Raises if one line or the whole stream is too long."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -127,7 +128,7 @@ class Lines:
         searched = len(self._rest)
         self._rest += data
         if self._total > MAX_SESSION_BYTES:
-            raise EnvironmentFailed(f"the server said more than {MAX_SESSION_BYTES} bytes in one session")
+            raise EnvironmentFailed(f"the server sent more than {MAX_SESSION_BYTES} bytes in one session")
         end = self._rest.rfind(b"\n", searched)
         if end < 0:
             self._check(len(self._rest))
@@ -143,30 +144,30 @@ class Lines:
 
 
 @asynccontextmanager
-async def process_streams(attach: Callable[[], ProcessHandle], last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
-    """Messages to and from a process, which ends with them."""
+async def process_streams(attach: Callable[[], ProcessHandle], stderr: StderrTail) -> AsyncIterator[tuple[Any, Any]]:
+    """Messages to and from a process, which ends with the context."""
     import anyio
 
     running = await asyncio.to_thread(attach)
-    heard, read = anyio.create_memory_object_stream[Any](0)
-    write, said = anyio.create_memory_object_stream[Any](0)
-    reader = _Reader(running, heard, last_words)
-    writer = asyncio.create_task(_write(running, said, heard))
+    incoming, read = anyio.create_memory_object_stream[Any](0)
+    write, outgoing = anyio.create_memory_object_stream[Any](0)
+    reader = _Reader(running, incoming, stderr)
+    writer = asyncio.create_task(_write(running, outgoing, incoming))
     try:
         yield read, write
     finally:
         reader.stop()
         writer.cancel()
-        for stream in (heard, read, write, said):
+        for stream in (incoming, read, write, outgoing):
             stream.close()
         await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, running, reader)))
 
 
 class _Reader:
-    """A thread that turns a process's output into messages; it waits while nobody takes them."""
+    """A thread that turns a process's output into messages, and waits until each is taken."""
 
-    def __init__(self, running: ProcessHandle, heard: Any, last_words: LastWords) -> None:
-        self._running, self._heard, self._last_words = running, heard, last_words
+    def __init__(self, running: ProcessHandle, incoming: Any, stderr: StderrTail) -> None:
+        self._running, self._incoming, self._stderr = running, incoming, stderr
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="mcp-stdio", daemon=True)
@@ -189,31 +190,31 @@ class _Reader:
                 if stream == 0:
                     break
                 if stream == 2:
-                    self._last_words.add(data)
+                    self._stderr.add(data)
                     continue
                 for line in lines.feed(data):
                     self._pass(_message(line))
         except (EnvironmentFailed, OSError) as error:
-            self._last_words.add(str(error).encode())
+            self._stderr.add(str(error).encode())
         self._finish()
 
     def _pass(self, message: Any) -> None:
         if not self._stopped.is_set():
             with suppress(Exception):  # closed meanwhile
-                asyncio.run_coroutine_threadsafe(self._heard.send(message), self._loop).result()
+                asyncio.run_coroutine_threadsafe(self._incoming.send(message), self._loop).result()
 
     def _finish(self) -> None:
         with suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._heard.close)
+            self._loop.call_soon_threadsafe(self._incoming.close)
 
 
-async def _write(running: ProcessHandle, said: Any, heard: Any) -> None:
+async def _write(running: ProcessHandle, outgoing: Any, incoming: Any) -> None:
     try:
-        async for message in said:
+        async for message in outgoing:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode("utf-8", "replace") + b"\n"
             await asyncio.to_thread(running.send, data, timeout_s=SEND_S)
-    except OSError:  # it is gone, or does not read: whoever waits for an answer must hear that there will be none
-        heard.close()
+    except OSError:  # it is gone or does not read: callers must learn that no answer will come
+        incoming.close()
 
 
 def _message(line: bytes) -> Any:
@@ -221,16 +222,16 @@ def _message(line: bytes) -> Any:
     from mcp.shared.message import SessionMessage
 
     try:
-        if rb"\ud" in line.lower():  # half a surrogate pair, which the package refuses: its request would wait for ever
+        if rb"\ud" in line.lower():  # a lone surrogate, which the package refuses: its request would wait for ever
             line = as_text(json.loads(line)).encode()
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except (ValueError, RecursionError) as error:  # a log line, perhaps: the package notes it and goes on
+    except (ValueError, RecursionError) as error:  # a log line, perhaps: the package logs it and continues
         return error
 
 
 def _end(running: ProcessHandle, reader: _Reader) -> None:
     running.kill()
-    reader.join()  # before its file descriptors are closed, and given to somebody else
+    reader.join()  # first, so that it does not read from reused file descriptors
     running.close()
 
 
@@ -238,20 +239,20 @@ def _end(running: ProcessHandle, reader: _Reader) -> None:
 
 
 @asynccontextmanager
-async def http_streams(url: str, last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
+async def http_streams(url: str, _stderr: StderrTail) -> AsyncIterator[tuple[Any, Any]]:
     imported("mcp", extra="mcp")
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     class Bounded(httpx2.AsyncHTTPTransport):
-        """Cuts off an answer without an end; the package bounds its events, but not a plain JSON body."""
+        """Cuts off an endless answer; the package limits its events, but not a plain JSON body."""
 
         async def handle_async_request(self, request: Any) -> Any:
             response = await super().handle_async_request(request)
             response.stream = _bounded(response.stream, httpx2)
             return response
 
-    timeout = httpx2.Timeout(None, connect=10.0)  # how long an answer may take is the run's to say
+    timeout = httpx2.Timeout(None, connect=10.0)  # the run limits how long an answer may take
     async with (
         httpx2.AsyncClient(transport=Bounded(verify=url.startswith("https:")), timeout=timeout) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES) as streams,

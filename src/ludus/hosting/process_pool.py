@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus.environments.environment import Environment
+from ludus.environments.needs import needs_of
 from ludus.environments.registry import search_path, source_of
-from ludus.environments.sandboxing import Declared
 from ludus.errors import (
     ConfigError,
     ControllerFailed,
@@ -330,7 +330,7 @@ def spec_of(environment: Environment) -> Spec:
             f'environment {environment.name!r} asks for isolation = "process", and another process cannot make it: '
             "define its class at the top of a module, with options that are plain data"
         )
-    declared = getattr(environment, "declared", None)
-    if not isinstance(declared, Declared) or declared.level == "none":
+    needs = needs_of(environment)
+    if not needs.hosted_sandbox:
         return Spec(environment.name, source, options)
-    return Spec(environment.name, source, options, sandbox=declared.level, image=declared.image)
+    return Spec(environment.name, source, options, sandbox=needs.kind, image=needs.image)

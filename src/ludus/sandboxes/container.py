@@ -11,11 +11,11 @@ import resource
 from pathlib import Path
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.docker_api import DockerApi, Exec
 from ludus.sandboxes.contained import ContainedSandbox
+from ludus.sandboxes.docker_api import DockerApi, Exec
 from ludus.sandboxes.owner import drop_label, home_of, write_label
 from ludus.sandboxes.process_handle import ProcessHandle
-from ludus.sandboxes.sandbox import FOLDER, UID, Label, Kind, Need
+from ludus.sandboxes.sandbox import FOLDER, UID, Kind, Label, Need
 
 KEEPER = "trap 'kill -KILL -1' USR1; trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
 BEGIN = ["/bin/sh", "-c", "printf '\\006'; exec \"$@\"", "sh"]

@@ -25,10 +25,10 @@ from typing import Any
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.contained import ContainedSandbox
-from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.marks import MARK
+from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
-from ludus.sandboxes.sandbox import FOLDER, UID, Label, Kind, Mount, Room
+from ludus.sandboxes.sandbox import FOLDER, UID, Kind, Label, Mount, Room
 
 START_S = 10.0
 BASE = "/dev/shm"

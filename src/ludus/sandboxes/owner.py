@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.sandbox import Label, Kind
+from ludus.sandboxes.sandbox import Kind, Label
 
 _held: dict[str, IO[str]] = {}
 """Of this process. To open or close such a file once more would drop its lock (POSIX locks are the process's), so that is never done."""

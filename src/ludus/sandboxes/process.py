@@ -14,15 +14,15 @@ import subprocess
 from pathlib import Path
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.marks import MARK, kill_marked
+from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of, finish
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
     Finished,
-    Label,
     Kind,
+    Label,
     Limits,
     argv_of,
     checked_path,

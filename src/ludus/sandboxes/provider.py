@@ -21,8 +21,8 @@ from ludus.errors import ConfigError, LudusError, SandboxFailed
 from ludus.sandboxes import detect, reaper
 from ludus.sandboxes.container import ContainerSandbox
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.owner import Owner, state_folder, write_label
 from ludus.sandboxes.namespace import NamespaceInit, NamespaceSandbox
+from ludus.sandboxes.owner import Owner, state_folder, write_label
 from ludus.sandboxes.pool import Pool
 from ludus.sandboxes.process import ProcessSandbox
 from ludus.sandboxes.sandbox import Label, Need, Sandbox, kind_of
@@ -57,9 +57,7 @@ class Sandboxes:
         """Refuses at the start what this machine cannot give; from here on, what dead processes left is removed."""
         driver = detect.driver(need.kind)
         if not driver.works:
-            raise ConfigError(
-                f"sandbox {need.kind!r} is not to be had on this machine: {driver.says}. {driver.remedy}"
-            )
+            raise ConfigError(f"sandbox {need.kind!r} is not to be had on this machine: {driver.says}. {driver.remedy}")
         if need.kind == "container" and not need.image:
             raise ConfigError(
                 "sandbox 'container' needs an image: say `image = ...` in the environment's class or its section of the run file"

@@ -13,8 +13,8 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.owner import drop_label, home_of, is_alive, owner_of
 from ludus.sandboxes.marks import kill_marked
+from ludus.sandboxes.owner import drop_label, home_of, is_alive, owner_of
 
 
 def sweep(

@@ -9,12 +9,12 @@ reward of the last answer   the sum of all rewards
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.openai_format import NO_PARAMETERS, action_to_openai, message_to_openai, read_arguments, tool_to_openai
 from ludus.types import Action, Message, Observation, Role, Stop, Task, Tool, ToolCall
 
 Json = dict[str, Any]
@@ -133,14 +133,11 @@ def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
         Tool(
             str(each["name"]),
             str(each.get("description") or ""),
-            each.get("parameters") or each.get("input_schema") or _NO_ARGUMENTS,
+            each.get("parameters") or each.get("input_schema") or NO_PARAMETERS,
         )
         for each in functions
         if isinstance(each, Mapping) and each.get("name")
     )
-
-
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
 
 
 def _news(messages: tuple[Message, ...], *, first: Sequence[Message]) -> tuple[Message, ...]:
@@ -154,21 +151,8 @@ def _call_of(raw: Any) -> ToolCall:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping):
         return ToolCall("", {})
-    arguments, _ = arguments_of(function.get("arguments"))
-    return ToolCall(str(function.get("name") or ""), arguments or {}, id=str(raw.get("id") or ""))
-
-
-def arguments_of(raw: Any) -> tuple[Json | None, str]:
-    """Arguments of a call, or why they cannot be read."""
-    if raw is None or raw == "":
-        return {}, ""
-    try:
-        value = json.loads(raw) if isinstance(raw, str) else raw
-    except (ValueError, RecursionError) as error:
-        return None, f"arguments are no JSON: {error}"
-    return (
-        (value, "") if isinstance(value, dict) else (None, f"arguments are {type(value).__name__}; expected an object")
-    )
+    arguments, _ = read_arguments(function.get("arguments"))
+    return ToolCall(str(function.get("name") or ""), arguments, id=str(raw.get("id") or ""))
 
 
 def _reward(value: Any, *, where: str) -> float:
@@ -194,19 +178,7 @@ def _kind(part: Any) -> str:
 
 def spoken(action: Action) -> Json:
     """An action as the assistant message that their worker reads."""
-    message: Json = {"role": "assistant", "content": action.content}
-    if action.tool_calls:
-        message["tool_calls"] = [_wire_call(call, position) for position, call in enumerate(action.tool_calls)]
-    return message
-
-
-def _wire_call(call: ToolCall, position: int) -> Json:
-    arguments = json.dumps(dict(call.arguments), ensure_ascii=False)
-    return {
-        "id": call.id or f"call_{position}",
-        "type": "function",
-        "function": {"name": call.name, "arguments": arguments},
-    }
+    return action_to_openai(action)
 
 
 # ------------------------------------------------------------------------------------------------ what an AgentRL client says and hears
@@ -235,8 +207,8 @@ def _read_call(raw: Any, position: int) -> tuple[ToolCall, str]:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         return ToolCall("", {}, id=f"call_{position}"), "a tool call has no function name"
-    arguments, problem = arguments_of(function.get("arguments"))
-    call = ToolCall(function["name"], arguments or {}, id=str(raw.get("id") or f"call_{position}"))
+    arguments, problem = read_arguments(function.get("arguments"))
+    call = ToolCall(function["name"], arguments, id=str(raw.get("id") or f"call_{position}"))
     return call, problem and f"{call.name}: {problem}"
 
 
@@ -247,7 +219,7 @@ def answer_of(observation: Observation, *, action: Action | None = None, total: 
         messages = [{"role": "user", "content": ""}]  # their evaluator gives up on an answer without messages
     answer: Json = {"messages": messages}
     if observation.tools is not None:
-        answer["tools"] = [tool.openai() for tool in observation.tools]
+        answer["tools"] = [tool_to_openai(tool) for tool in observation.tools]
     return answer | ending(stop, reward=total, metrics=observation.metrics)
 
 
@@ -260,14 +232,7 @@ def ending(
 
 
 def wire_message(message: Message) -> Json:
-    wire: Json = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        wire["tool_calls"] = [_wire_call(call, position) for position, call in enumerate(message.tool_calls)]
-    if message.role == "tool":
-        wire["tool_call_id"] = message.tool_call_id or "call_0"
-    if message.name:
-        wire["name"] = message.name
-    return wire
+    return message_to_openai(message) | ({"name": message.name} if message.name else {})
 
 
 def _answered(action: Action | None, observation: Observation) -> list[Json]:

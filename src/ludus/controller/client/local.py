@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from ludus.controller.client.client import TURN_S
 from ludus.controller.records import Described
-from ludus.environments.environment import Environment, isolation_of
-from ludus.environments.sandboxing import Declared
+from ludus.environments.environment import Environment
+from ludus.environments.needs import needs_of
 from ludus.errors import ConfigError, TurnTimeout, nearest
 from ludus.hosting.host import Host, HostedSession
 from ludus.hosting.process_pool import IsolatedSession, PoolLimits, ProcessPool
@@ -37,7 +37,7 @@ class LocalClient:
             self._environments[environment.name] = environment
         self.sandboxes = sandboxes or Sandboxes()
         self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
-        self._apart = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
+        self._apart = {name for name, each in self._environments.items() if needs_of(each).isolation == "process"}
         self._pens = ProcessPool((self._environments[name] for name in self._apart), limits=pens)
 
     def environments(self) -> dict[str, Described]:
@@ -67,9 +67,9 @@ class LocalClient:
     async def prepare(self) -> None:
         """Fails now where an environment's own process or sandbox could not be started later."""
         for environment in self._environments.values():
-            declared = getattr(environment, "declared", None)
-            if isinstance(declared, Declared) and declared.level != "none":
-                await asyncio.to_thread(self.sandboxes.require, need_of(declared.need, image=declared.image))
+            needs = needs_of(environment)
+            if needs.hosted_sandbox:
+                await asyncio.to_thread(self.sandboxes.require, need_of(needs.sandbox, image=needs.image))
         await self._pens.prepare()
 
     async def close(self) -> None:
@@ -95,5 +95,5 @@ def described(environment: Environment) -> Described:
         description=environment.description,
         max_turns=environment.max_turns,
         options=dict(environment.options),
-        sandbox=getattr(environment, "sandbox", "none"),
+        sandbox=needs_of(environment).kind,
     )

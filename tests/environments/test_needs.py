@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from ludus.controller.client.local import LocalClient
+from ludus.environments.needs import demand
 from ludus.environments.registry import wrap
-from ludus.environments.sandboxing import demand
 from ludus.environments.tools import tool
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.hosting.host import Host

@@ -21,7 +21,7 @@ def pipes():
         last_words: list[bytes] = []
         made = Pipes(
             stdin, stdout, stderr, done=done, exited=lambda _: 0,
-            end=lambda: os.write(writes, b"".join(last_words)), let_go=lambda: None,
+            end=lambda: os.write(writes, b"".join(last_words)), release=lambda: None,
         )  # fmt: skip
         kept.callback(made.close)
         yield made, last_words, ends

@@ -64,7 +64,7 @@ def test_what_this_machine_cannot_give_is_refused_with_the_doctors_line(monkeypa
         detect, "driver", lambda kind: detect.Driver(kind, False, "bubblewrap is not installed", "Install it.")
     )
     with pytest.raises(
-        ConfigError, match=r"'namespace' is not to be had on this machine: bubblewrap is not installed. Install it."
+        ConfigError, match=r"'namespace' does not work on this machine: bubblewrap is not installed. Install it."
     ):
         Sandboxes().require(Need("namespace"))
 

@@ -1,6 +1,7 @@
-"""What drivers with their own file system share: files are written and read by a process inside. Promise: no path leads elsewhere.
+"""Base of the sandboxes with a file system of their own. Promise: no path leads out of the sandbox.
 
-No path is resolved out here, so there is nothing that a symbolic link, `..` or a race could be resolved wrongly to.
+Files are written and read by a process inside. No path is resolved outside, where a symbolic link, `..` or a
+race could mislead it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ContainedSandbox(ABC):
     def write(self, path: str, data: bytes | str) -> None:
         data = encoded(data) if isinstance(data, str) else data
         running = self.attach(["/bin/sh", "-c", _WRITE, "sh", _operand(path), str(len(data))])
-        with contextlib.suppress(OSError):  # it has said why on stderr
+        with contextlib.suppress(OSError):  # its stderr says why
             running.send(data, timeout_s=FILE_S)
         done = gather(running, limits=Limits(time_s=FILE_S))
         if done.exit_code:
@@ -95,19 +96,18 @@ class ContainedSandbox(ABC):
 
 
 def _operand(path: str) -> str:
-    """A name that no tool takes for an option."""
+    """A path that no tool takes for an option."""
     path = decoded(encoded(checked_path(path)))
     return path if path.startswith("/") else f"./{path}"
 
 
 def _error(path: str, text: str, *, timed_out: bool) -> OSError:
-    said = text.strip().splitlines()[:1] or ["no reason given"]
-    cause = "took too long" if timed_out else said[0]
+    cause = "took too long" if timed_out else (text.strip().splitlines() or ["no reason given"])[0]
     kinds = {
         "No such file": FileNotFoundError,
         "nonexistent": FileNotFoundError,
         "Permission": PermissionError,
         "Read-only": PermissionError,
     }
-    kind = next((kind for words, kind in kinds.items() if words in cause), OSError)
+    kind = next((kind for phrase, kind in kinds.items() if phrase in cause), OSError)
     return kind(f"{path!r} in the sandbox: {cause}")

@@ -1,4 +1,4 @@
-"""A sandbox without any system beneath it, for tests of environments: files in a dict, answers to order."""
+"""A fake sandbox for tests of environments: files in a dict, scripted answers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ludus.sandboxes.sandbox import (
 
 
 class FakeSandbox:
-    """`answers` maps a command's text to what it answers; any other command succeeds and says nothing. `commands` remembers them all."""
+    """`answers` maps commands to results; any other command succeeds without output. `commands` records them all."""
 
     kind: Kind = "process"
 
     def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, dies_after: int | None = None) -> None:
-        """dies_after: so many commands are answered, then the sandbox is gone."""
+        """dies_after: number of commands after which the sandbox is gone."""
         self.answers = dict(answers or {})
         self.dies_after = dies_after
         self.commands: list[str] = []
@@ -72,7 +72,7 @@ class FakeSandbox:
 
 
 class FakeRunning:
-    """A process that has said everything and ended; `sent` remembers what it was told."""
+    """A process that has ended; `sent` records its input."""
 
     def __init__(self, finished: Finished) -> None:
         self._finished = finished
@@ -100,7 +100,7 @@ class FakeRunning:
 
 
 class FakeSandboxes:
-    """A provider of fakes; `opened` remembers them with what was asked for."""
+    """A provider of fakes; `opened` records them with their needs and sessions."""
 
     def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, fails: bool = False) -> None:
         self._answers, self._fails = answers, fails

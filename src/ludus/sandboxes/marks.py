@@ -1,4 +1,4 @@
-"""Processes known by a mark in their environment: what a sandbox started stays findable, however often it forked or left its group."""
+"""Finds the processes of a sandbox by a mark in their environment variables, which forks and new groups keep."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MARK = "LUDUS_SANDBOX"
 
 
 def kill_marked(wanted: Callable[[str], bool]) -> int:
-    """Kills every process whose mark is wanted; the number of them. Where there is no /proc, none is found."""
+    """Kills every process whose mark is wanted, and returns their number. Without /proc it finds none."""
     number = 0
-    for _ in range(10):  # one that forks meanwhile is found in the next round
+    for _ in range(10):  # a process forked meanwhile is found in the next round
         found = list(_marked(wanted))
         for pidfd in found:
             try:
@@ -30,7 +30,7 @@ def kill_marked(wanted: Callable[[str], bool]) -> int:
 def _marked(wanted: Callable[[str], bool]) -> Iterator[int]:
     for pid in _pids():
         try:
-            pidfd = os.pidfd_open(pid)  # first, so that a pid that is reused meanwhile is not killed
+            pidfd = os.pidfd_open(pid)  # first, so that a reused pid is not killed
         except (OSError, AttributeError):
             continue
         mark = _mark_of(pid)
@@ -48,7 +48,7 @@ def _pids() -> list[int]:
 
 
 def _mark_of(pid: int) -> str | None:
-    """None also for a zombie, whose environment is gone."""
+    """None for a zombie too: its environment is gone."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             variables = file.read().split(b"\0")

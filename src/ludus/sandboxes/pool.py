@@ -1,4 +1,4 @@
-"""Sandboxes kept ready. Promise: each is used once; whoever takes one finds it clean, and waits only when none is ready."""
+"""Sandboxes started ahead. Promise: each is used once, and `take` waits only if none is ready."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Pool(Generic[S]):
-    """`make` starts one; `size` are kept per need, from its first use on."""
+    """`make` starts a sandbox. `size` of them are kept ready per need, from its first use on."""
 
     def __init__(self, make: Callable[[Need], S], *, size: int) -> None:
         self._make, self._size = make, size
@@ -53,7 +53,7 @@ class Pool(Generic[S]):
         threading.Thread(target=self._fill, args=(need,), name="sandbox-pool", daemon=True).start()
 
     def _fill(self, need: Need) -> None:
-        """One after the other: sessions that wait for theirs come first."""
+        """One at a time, so that sessions that wait for a sandbox are not slowed down."""
         try:
             while self._wants(need):
                 sandbox = self._make(need)
@@ -64,7 +64,7 @@ class Pool(Generic[S]):
                 if not kept:
                     sandbox.close()
         except SandboxFailed as error:
-            _log.warning("no warm sandbox: %s", error)  # whoever takes one meets the failure itself
+            _log.warning("cannot start a sandbox ahead: %s", error)  # `take` raises the same error
         finally:
             with self._lock:
                 self._coming[need] -= 1

@@ -1,6 +1,7 @@
-"""A plain process in a folder of its own, for code that is trusted. Promise: time and output are limited, and nothing stays behind.
+"""A sandbox of plain processes in a folder of its own, for trusted code. Promise: time and output are limited, and
+nothing stays behind.
 
-It contains nothing else: the code sees this machine's files, network and memory.
+Nothing else is contained: the code sees this machine's files, network and memory.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.marks import MARK, kill_marked
-from ludus.sandboxes.owner import drop_label, write_label
+from ludus.sandboxes.owner import FOLDERS, drop_label, write_label
 from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of, finish
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
@@ -38,7 +39,7 @@ class ProcessSandbox:
     def __init__(self, label: Label, *, state: Path) -> None:
         self.label = label
         self._state = state
-        self.folder = state / "folders" / label.id
+        self.folder = state / FOLDERS / label.id
         self._shells: list[PersistentShell] = []
         self.closed = False
 
@@ -90,8 +91,8 @@ class ProcessSandbox:
         target = self._inside(path)
         if not target.exists():
             raise FileNotFoundError(f"no file {path!r} in the sandbox")
-        if not target.is_file():  # a device or a pipe could be read for ever
-            raise OSError(f"{path!r} is no plain file")
+        if not target.is_file():  # reading a device or a pipe might never end
+            raise OSError(f"{path!r} is not a plain file")
         with target.open("rb") as file:
             return file.read(max_bytes)
 
@@ -120,7 +121,7 @@ def _pipes(process: subprocess.Popen[bytes], *, stdin: int) -> Pipes:
     pidfd = os.pidfd_open(process.pid)
 
     def end() -> None:
-        if process.returncode is None:  # not waited for yet, so the number is still its own
+        if process.returncode is None:  # not waited for yet, so its pid cannot have been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -130,11 +131,11 @@ def _pipes(process: subprocess.Popen[bytes], *, stdin: int) -> Pipes:
         except subprocess.TimeoutExpired:
             return None
 
-    def let_go() -> None:
+    def release() -> None:
         exited(1.0)
         os.close(pidfd)
 
     stdout, stderr = os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())
     process.stdout.close()
     process.stderr.close()
-    return Pipes(stdin, stdout, stderr, done=pidfd, exited=exited, end=end, let_go=let_go)
+    return Pipes(stdin, stdout, stderr, done=pidfd, exited=exited, end=end, release=release)

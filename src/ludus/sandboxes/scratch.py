@@ -1,7 +1,7 @@
-"""Folders for what a program under us must write to disk, a browser's profile for instance. Promise: none outlives its process for long.
+"""Scratch folders for programs that we start, e.g. a browser's profile. Promise: none stays for long after its process.
 
-A folder is removed when it is closed. Where its process is killed before, the next process that asks for one removes it, as it does with
-everything else that no live owner owns (reaper.py).
+`close` removes a folder. If its process is killed first, the next process that makes a scratch folder removes it,
+with everything else that has no live owner (reaper.py).
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import threading
 from pathlib import Path
 
 from ludus.sandboxes import reaper
-from ludus.sandboxes.owner import Owner, state_folder
+from ludus.sandboxes.owner import FOLDERS, Owner, state_folder
 
 _owners: dict[int, Owner] = {}
-"""One for each process: a forked child does not hold its parent's."""
+"""By pid: a forked child does not hold its parent's lock."""
 _lock = threading.Lock()
 
 
 class Scratch:
-    """A new, empty folder of the user's own."""
+    """A new, empty folder that only this user can read."""
 
     def __init__(self) -> None:
         owner = _owner()
-        self.path: Path = owner.state / "folders" / owner.label(run="", session="").id
+        self.path: Path = owner.state / FOLDERS / owner.label(run="", session="").id
         self.path.mkdir(mode=0o700)
 
     def close(self) -> None:
-        """Safe to call twice. What another program still writes there, the next sweep takes."""
+        """Idempotent. The next sweep removes what another program still writes there."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 

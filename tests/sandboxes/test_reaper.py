@@ -159,17 +159,17 @@ def test_another_homes_leases_are_none_of_our_business(tmp_path):
     assert not is_alive(first, owner.id)
 
 
-def test_a_lease_ends_with_its_process_and_not_before(state):
+def test_an_owner_ends_with_its_process_and_not_before(state):
     Owner(state).release()
     held = (
         "import sys, time; from pathlib import Path; from ludus.sandboxes.owner import Owner; "
         "print(Owner(Path(sys.argv[1])).id, flush=True); time.sleep(1000)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", held, str(state)], stdout=subprocess.PIPE, text=True)
-    owner = owner.stdout.readline().strip()
+    process = subprocess.Popen([sys.executable, "-c", held, str(state)], stdout=subprocess.PIPE, text=True)
+    owner = process.stdout.readline().strip()
     assert is_alive(state, owner)
     assert is_alive(state, owner), "asking does not end it"
-    kill(owner)
+    kill(process)
     assert not is_alive(state, owner)
     assert reaper.sweep(state) == [f"owner {owner}"]
 

@@ -9,9 +9,10 @@ import copy
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from ludus.adapters.outside import as_text, imported, refuse_after_done, seed_tasks
+from ludus.adapters.outside import as_text, imported, opening, refuse_after_done, refused, reply_to, seed_tasks
 from ludus.adapters.spaces import ActionText, NotInSpace, check_renderable, described, rendered
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Isolation, Needs
@@ -113,15 +114,14 @@ class GymnasiumSession:
         observation, _ = self._world.reset(seed=self._task.data["seed"])
         text = environment.show(observation, self._world)
         self._world.unwrapped.np_random = environment._gymnasium.utils.seeding.np_random(self._seed % 2**32)[0]
-        messages = (Message("system", environment.description), Message("user", text))
-        return Observation(messages=messages, tools=(self._tool(),) if environment.tool else ())
+        return opening(environment.description, text, tools=(self._tool(),) if environment.tool else ())
 
     def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
         try:
             chosen, reply = self._read(action)
         except NotInSpace as problem:
-            return Observation(messages=(Message("user", str(problem)),), invalid=True)
+            return refused(str(problem))
         observation, reward, terminated, truncated, _ = self._world.step(chosen)
         self._done = bool(terminated or truncated)
         return Observation(
@@ -146,16 +146,11 @@ class GymnasiumSession:
         if not self._environment.tool:
             if action.tool_calls:
                 raise NotInSpace("no tools here. answer in plain text")
-            return self._environment.actions.read(action.content), lambda text: Message("user", text)
-        if (
-            len(action.tool_calls) != 1
-            or action.tool_calls[0].name != TOOL
-            or set(action.tool_calls[0].arguments) != {"action"}
-        ):
+            return self._environment.actions.read(action.content), partial(reply_to, None)
+        if [(call.name, set(call.arguments)) for call in action.tool_calls] != [(TOOL, {"action"})]:
             raise NotInSpace(f"call the tool {TOOL} once, with the argument action")
         call = action.tool_calls[0]
-        chosen = self._environment.actions.read(as_text(call.arguments["action"]))
-        return chosen, lambda text: Message("tool", text, tool_call_id=call.id, name=TOOL)
+        return self._environment.actions.read(as_text(call.arguments["action"])), partial(reply_to, call)
 
     def _tool(self) -> Tool:
         schema = {

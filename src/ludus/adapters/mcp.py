@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ludus.adapters.mcp_wire import McpClient, http_streams, process_streams
-from ludus.adapters.outside import as_text, imported, refuse_after_done
+from ludus.adapters.outside import as_text, imported, opening, random_call, refuse_after_done, refused, reply_to
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Needs
 from ludus.environments.registry import find
-from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.openai_format import tool_to_openai
 from ludus.sandboxes.sandbox import Mount, Need
@@ -141,14 +140,12 @@ class McpSession:
                 )
             await self._reset(reset)
         self._tools = tuple(tool for tool in listed if tool.name != reset)
-        prompt = self._environment.description
-        system = (Message("system", prompt),) if prompt else ()
-        return Observation(messages=(*system, Message("user", as_text(self._task.data["prompt"]))), tools=self._tools)
+        return opening(self._environment.description, as_text(self._task.data["prompt"]), tools=self._tools)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
         if action.problem:  # an attempted call is not the final answer
-            return Observation(messages=(Message("user", f"bad tool call: {action.problem}"),), invalid=True)
+            return refused(f"bad tool call: {action.problem}")
         if not action.tool_calls:
             self._done = True
             reward = await self._environment.judge(Played(self._task.data, as_text(action.content), tuple(self._calls)))
@@ -164,20 +161,17 @@ class McpSession:
             await client.close()
 
     def random_action(self, rng: random.Random) -> Action:
-        if not self._tools:
-            return Action("nothing to call")
-        tool = rng.choice(self._tools)
-        return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
+        return random_call(self._tools, rng) if self._tools else Action("nothing to call")
 
     async def _carry_out(self, call: ToolCall) -> tuple[Message, bool]:
         """The reply, and whether the call was invalid."""
         names = [tool.name for tool in self._tools]
         if call.name not in names:
             text = f"no tool {call.name[:40]!r}. tools: {', '.join(names)}.{nearest(call.name, names)}"
-            return Message("tool", text, tool_call_id=call.id, name=call.name), True
+            return reply_to(call, text), True
         text, failed, mistake = await self._call(call.name, call.arguments)
         self._calls.append(Called(call.name, dict(call.arguments), text, failed=failed))
-        return Message("tool", text, tool_call_id=call.id, name=call.name), mistake
+        return reply_to(call, text), mistake
 
     async def _reset(self, name: str) -> None:
         text, failed, _ = await self._call(name, self._task.data.get("reset") or {})

@@ -125,22 +125,16 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         self._total += len(data)
-        searched = len(self._rest)
-        self._rest += data
         if self._total > MAX_SESSION_BYTES:
             raise EnvironmentFailed(f"the server sent more than {MAX_SESSION_BYTES} bytes in one session")
+        searched = len(self._rest)
+        self._rest += data
         end = self._rest.rfind(b"\n", searched)
-        if end < 0:
-            self._check(len(self._rest))
-            return []
-        lines = bytes(self._rest[:end]).split(b"\n")
+        lines = bytes(self._rest[:end]).split(b"\n") if end >= 0 else []
         del self._rest[: end + 1]
-        self._check(max(map(len, lines)))
-        return [line for line in lines if line.strip()]
-
-    def _check(self, longest: int) -> None:
-        if longest > MAX_ANSWER_BYTES:
+        if max(map(len, (*lines, self._rest))) > MAX_ANSWER_BYTES:
             raise EnvironmentFailed(f"the server sent a message of more than {MAX_ANSWER_BYTES} bytes")
+        return [line for line in lines if line.strip()]
 
 
 @asynccontextmanager

@@ -16,11 +16,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, read_json, refuse_after_done, seed_tasks
+from ludus.adapters.outside import (
+    MAX_ANSWER_BYTES,
+    as_text,
+    opening,
+    random_call,
+    read_json,
+    refuse_after_done,
+    refused,
+    reply_to,
+    seed_tasks,
+)  # fmt: skip
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, describe
-from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+from ludus.types import Action, Observation, Task, Tool, ToolCall
 
 TOOL = "act"
 OPEN_S = 10.0
@@ -111,17 +121,12 @@ class OpenEnvSession:
             self._format = ActionFormat("tools", tools=tuple(tool_of(each) for each in listed))
         text, reward, done = outcome_of(first)
         self._done = done
-        prompt = self._environment.description
-        system = (Message("system", prompt),) if prompt else ()
-        return Observation(
-            messages=(*system, Message("user", text)), tools=self._format.tools, reward=reward, done=done
-        )
+        return opening(self._environment.description, text, tools=self._format.tools, reward=reward, done=done)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
-        problem = misuse(self._format, action)
-        if problem:
-            return Observation(messages=(Message("user", problem),), invalid=True)
+        if problem := misuse(self._format, action):
+            return refused(problem)
         if self._format.kind == "text":
             return await self._one({self._format.field: as_text(action.content)}, call=None)
         replies = []
@@ -149,8 +154,7 @@ class OpenEnvSession:
     def random_action(self, rng: random.Random) -> Action:
         if self._format.kind == "text":
             return Action(str(random_value({"type": "string"}, rng)))
-        tool = rng.choice(self._format.tools)
-        return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
+        return random_call(self._format.tools, rng)
 
     async def _enter(self) -> dict[str, Any]:
         """Connects and resets; waits while the server is full."""
@@ -243,8 +247,8 @@ def action_format(schema: Mapping[str, Any], *, field: str = "") -> ActionFormat
     required = [name for name in schema.get("required", ()) if name in properties]
     if len(required) == 1 and properties[required[0]].get("type") == "string":
         return ActionFormat("text", field=required[0])
-    kept = {key: schema[key] for key in ("$defs",) if key in schema}
-    parameters = {"type": "object", "properties": properties, "required": required, **kept}
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    parameters = {"type": "object", "properties": properties, "required": required, **definitions}
     described = as_text(schema.get("description") or "Act in the environment.").split("\n\n")[0]
     return ActionFormat("action", tools=(Tool(TOOL, described, parameters),))
 
@@ -294,10 +298,6 @@ def result_text(observation: Mapping[str, Any]) -> str:
     ):
         return as_text("\n".join(block["text"] for block in content))
     return as_text(result)
-
-
-def reply_to(call: ToolCall | None, text: str) -> Message:
-    return Message("user", text) if call is None else Message("tool", text, tool_call_id=call.id, name=call.name)
 
 
 def part(answer: Any, key: str, kind: type) -> Any:

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import random
+from collections.abc import Sequence
 from typing import Any
 
 from ludus.environments.environment import Environment
+from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.types import Task
+from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """A server that sends a longer answer is cut off, so that it cannot fill our memory."""
@@ -30,6 +33,26 @@ def seed_tasks(environment: Environment, split: str) -> list[Task]:
     first, num = {"train": (0, "num_train"), "test": (FIRST_TEST_SEED, "num_test")}.get(split, (0, ""))
     seeds, name = range(first, first + int(environment.options.get(num, 0))), environment.name
     return [Task(f"{name}/{split}/{seed}", name, split, {"seed": seed}) for seed in seeds]
+
+
+def opening(system: str, text: str, *, tools: tuple[Tool, ...] = (), **more: Any) -> Observation:
+    """The first observation: a system message, if there is one, and the first user message."""
+    first = (Message("system", system),) if system else ()
+    return Observation(messages=(*first, Message("user", text)), tools=tools, **more)
+
+
+def refused(text: str) -> Observation:
+    """An invalid action; `text` tells the model why."""
+    return Observation(messages=(Message("user", text),), invalid=True)
+
+
+def reply_to(call: ToolCall | None, text: str) -> Message:
+    return Message("user", text) if call is None else Message("tool", text, tool_call_id=call.id, name=call.name)
+
+
+def random_call(tools: Sequence[Tool], rng: random.Random) -> Action:
+    tool = rng.choice(tools)
+    return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
 
 
 def read_json(body: bytes | str, *, where: str) -> Any:

@@ -5,6 +5,7 @@ A player that does not try, repeats one action or exploits the reward must earn 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,57 +82,45 @@ def idle_findings(what: str, trials: Sequence[Trial]) -> list[Finding]:
     paid = [trial for trial in trials if earned(trial) > MARGIN or trial.success]
     if not paid:
         return []
-    return [
-        Finding(
-            "error",
-            f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
-            f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
-            "an action that is not carried out must change nothing, and a turn must not pay by itself",
-        )
-    ]
+    return _error(
+        f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
+        f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
+        "an action that is not carried out must change nothing, and a turn must not pay by itself",
+    )
 
 
 def constant_findings(action: Action, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
     """`best` is what the solver earned, by task."""
-    found = excess_findings(f"{spoken(action)}, said every turn,", trials, best=best)
+    what = f"{spoken(action)}, said every turn,"
+    found = excess_findings(what, trials, best=best)
     solved = sum(trial.success for trial in trials)
     if len(trials) >= ENOUGH and solved > MANY * len(trials):
-        found.append(
-            Finding(
-                "error",
-                f"{spoken(action)}, said every turn, solves {solved} of {len(trials)} tasks",
-                "the right action must depend on the task; check what ends a session with a reward",
-            )
+        found += _error(
+            f"{what} solves {solved} of {len(trials)} tasks",
+            "the right action must depend on the task; check what ends a session with a reward",
         )
     return found
 
 
 def excess_findings(who: str, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
-    """Trials that earn more than the solver and more than 1."""
+    """The first trial that earns more than the solver and more than 1."""
     for trial in trials:
         if trial.task.id in best and earned(trial) > max(1.0, best[trial.task.id]) + MARGIN:
-            return [
-                Finding(
-                    "error",
-                    f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
-                    "pay for each achievement once: remember what was paid, and pay the difference",
-                )
-            ]
+            return _error(
+                f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
+                "pay for each achievement once: remember what was paid, and pay the difference",
+            )
     return []
 
 
 def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
-    for trial in trials:
-        for seen in trial.observations:
-            if seen.invalid and seen.reward > MARGIN:
-                return [
-                    Finding(
-                        "error",
-                        f"an invalid action at {trial.task.id!r} pays {seen.reward:g}",
-                        "a refused action must not be rewarded",
-                    )
-                ]
-    return []
+    paid = [
+        (t.task.id, seen.reward) for t in trials for seen in t.observations if seen.invalid and seen.reward > MARGIN
+    ]
+    if not paid:
+        return []
+    task_id, reward = paid[0]
+    return _error(f"an invalid action at {task_id!r} pays {reward:g}", "a refused action must not be rewarded")
 
 
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
@@ -143,22 +132,19 @@ def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Findin
     if len(answers) < ENOUGH:
         return []
     own = [contains(prompt, parts) for prompt, parts in answers]
-    others = [
-        contains(prompt, parts)
-        for i, (prompt, _) in enumerate(answers)
-        for j, (_, parts) in enumerate(answers)
-        if i != j
-    ]
+    pairs = itertools.permutations(answers, 2)
+    others = [contains(prompt, parts) for (prompt, _), (_, parts) in pairs]
     if sum(own) / len(own) - sum(others) / len(others) <= LEAKS:
         return []
-    parts = answers[own.index(True)][1]
-    return [
-        Finding(
-            "error",
-            f"the first prompt of {sum(own)} of {len(own)} tasks contains the final answer, e.g. {', '.join(parts)[:60]!r}",
-            "remove it; if the prompt lists all possible answers, set the class attribute lists_answers = True",
-        )
-    ]
+    parts = ", ".join(answers[own.index(True)][1])
+    return _error(
+        f"the first prompt of {sum(own)} of {len(own)} tasks contains the final answer, e.g. {parts[:60]!r}",
+        "remove it; if the prompt lists all possible answers, set the class attribute lists_answers = True",
+    )
+
+
+def _error(what: str, fix: str) -> list[Finding]:
+    return [Finding("error", what, fix)]
 
 
 def contains(prompt: str, parts: Sequence[str]) -> bool:

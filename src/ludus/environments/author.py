@@ -199,39 +199,29 @@ class PlainSession:
     """A session of a class without async methods: its calls may block, so they are plain and run on a thread."""
 
     def __init__(self, session: AuthoredSession) -> None:
-        self._session = session
-        self.solve = self._solve if session.solve else None
-        self.random_action = self._random_action if session.random_action else None
-
-    def start(self) -> Observation:
-        return _finished(self._session.start())
-
-    def act(self, action: Action) -> Observation:
-        return _finished(self._session.act(action))
-
-    def close(self) -> None:
-        _finished(self._session.close())
-
-    def _solve(self) -> Action:
-        return _finished(self._session._solve())
-
-    def _random_action(self, rng: random.Random) -> Action:
-        return _finished(self._session._random_action(rng))
+        self.start, self.act, self.close = _plain(session.start), _plain(session.act), _plain(session.close)
+        self.solve = _plain(session.solve) if session.solve else None
+        self.random_action = _plain(session.random_action) if session.random_action else None
 
 
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that awaits nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise TypeError("a plain method returned something to await; write it as `async def`")
+def _plain(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    """A plain function from a coroutine function that awaits nothing."""
+
+    def call(*arguments: Any) -> T:
+        coroutine = method(*arguments)
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        coroutine.close()
+        raise TypeError("a plain method returned something to await; write it as `async def`")
+
+    return call
 
 
 async def _settled(value: Any) -> Any:

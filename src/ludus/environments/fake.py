@@ -9,6 +9,7 @@ import asyncio
 import random
 import sys
 import time
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from ludus.environments.environment import EnvironmentBase
@@ -19,34 +20,28 @@ Place = Literal["tasks", "open", "start", "act", "close"]
 WORDS = ("red", "blue", "green", "gold", "grey", "pink", "black", "white")
 
 
+@dataclass(kw_only=True)
 class FakeEnvironment(EnvironmentBase):
-    """Shows a word; the action that repeats it earns 1 / turns. `blocking` sessions sleep on a thread, others on the loop."""
+    """Shows a word; the action that repeats it earns 1 / turns. `blocking` sessions sleep on a thread, others on the loop.
+
+    fault_rate: share of calls that fail; latency_s: median of a call; tail: Pareto exponent of the latency.
+    """
 
     description = "Repeat the word."
+    name: str = "fake"
+    turns: int = 3
+    num_tasks: int = 100
+    blocking: bool = True
+    fault: Fault = "none"
+    fault_in: Place = "act"
+    fault_rate: float = 1.0
+    latency_s: float = 0.0
+    tail: float = 1.5
+    hang_s: float = 3600.0
 
-    def __init__(
-        self,
-        *,
-        name: str = "fake",
-        turns: int = 3,
-        num_tasks: int = 100,
-        blocking: bool = True,
-        fault: Fault = "none",
-        fault_in: Place = "act",
-        fault_rate: float = 1.0,
-        latency_s: float = 0.0,
-        tail: float = 1.5,
-        hang_s: float = 3600.0,
-    ) -> None:
-        """fault_rate: share of calls that fail; latency_s: median of a call; tail: Pareto exponent of the latency."""
-        self.name, self.max_turns = name, turns
-        self.options = {
-            "turns": turns, "num_tasks": num_tasks, "blocking": blocking, "fault": fault, "fault_in": fault_in,
-            "fault_rate": fault_rate, "latency_s": latency_s, "tail": tail, "hang_s": hang_s,
-        }  # fmt: skip
-        self.turns, self.num_tasks, self.blocking = turns, num_tasks, blocking
-        self.fault, self.fault_in, self.fault_rate, self.hang_s = fault, fault_in, fault_rate, hang_s
-        self.latency_s, self.tail = latency_s, tail
+    def __post_init__(self) -> None:
+        self.max_turns = self.turns
+        self.options = {name: value for name, value in asdict(self).items() if name != "name"}
 
     def tasks(self, split: str) -> list[Task]:
         self.go_wrong("tasks", random.Random(split))

@@ -74,12 +74,11 @@ def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
 
 
 def _bounds(schema: Mapping[str, Any], *, span: float, nudge: float) -> tuple[float, float]:
-    low = schema.get(
-        "minimum", schema.get("exclusiveMinimum", -nudge) + nudge if "exclusiveMinimum" in schema else None
-    )
-    high = schema.get(
-        "maximum", schema.get("exclusiveMaximum", nudge) - nudge if "exclusiveMaximum" in schema else None
-    )
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is None and "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + nudge
+    if high is None and "exclusiveMaximum" in schema:
+        high = schema["exclusiveMaximum"] - nudge
     if low is None:
         low = 0 if high is None else high - span
     return low, (low + span if high is None else high)

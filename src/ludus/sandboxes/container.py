@@ -10,12 +10,13 @@ below 1 ms.
 from __future__ import annotations
 
 import resource
+from dataclasses import asdict
 from pathlib import Path
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.contained import ContainedSandbox
+from ludus.sandboxes.base import ContainedSandbox
 from ludus.sandboxes.docker_api import DockerApi, Exec
-from ludus.sandboxes.owner import drop_label, home_of, write_label
+from ludus.sandboxes.owner import home_of
 from ludus.sandboxes.process_handle import ProcessHandle
 from ludus.sandboxes.sandbox import FOLDER, UID, Kind, Label, Need
 
@@ -30,15 +31,14 @@ class ContainerSandbox(ContainedSandbox):
     kind: Kind = "container"
 
     def __init__(self, label: Label, *, state: Path, api: DockerApi, need: Need) -> None:
-        super().__init__()
+        super().__init__(label, state=state)
         if not need.image:
             raise SandboxFailed("a container needs an image; set `image` in the environment's class or in the run file")
-        self.label = label
-        self._state, self._api, self._need = state, api, need
+        self._api, self._need = api, need
         self._container = ""
 
     def start(self) -> None:
-        write_label(self._state, self.label, kind=self.kind)
+        super().start()
         name = f"ludus-{self.label.id}"
         self._container = self._api.create(name, body(self._need, self.label, home=home_of(self._state)))
         self._api.start(self._container)
@@ -64,13 +64,9 @@ class ContainerSandbox(ContainedSandbox):
         except SandboxFailed:
             self._api.remove(self._container)
 
-    def _shell_argv(self) -> list[str]:
-        return ["/bin/sh"]
-
     def _end(self) -> None:
         if self._container:
             self._api.remove(self._container)
-        drop_label(self._state, self.label.id)
 
 
 def _begun(started: Exec) -> str:
@@ -112,13 +108,7 @@ def body(need: Need, label: Label, *, home: str) -> dict[str, object]:
         "WorkingDir": FOLDER,
         "Hostname": "sandbox",
         "Env": [f"HOME={FOLDER}", "LANG=C.UTF-8", "TMPDIR=/tmp"],
-        "Labels": {
-            "ludus.home": home,
-            "ludus.id": label.id,
-            "ludus.owner": label.owner,
-            "ludus.run": label.run,
-            "ludus.session": label.session,
-        },
+        "Labels": {"ludus.home": home, **{f"ludus.{key}": value for key, value in asdict(label).items()}},
         "HostConfig": {
             "NetworkMode": "bridge" if need.network else "none",
             "Memory": memory,

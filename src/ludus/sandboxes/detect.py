@@ -31,22 +31,16 @@ def driver(kind: Kind) -> Driver:
         return _namespace()
     if kind == "container":
         return _container()
-    return _process() if kind == "process" else _none()
+    if kind == "none":
+        return Driver("none", True, "no sandbox: code runs in the worker")
+    if not hasattr(os, "pidfd_open"):
+        return Driver("process", False, "this system has no pidfd", "Use Linux 5.3 or newer.")
+    return Driver("process", True, "plain processes for trusted code; contains nothing")
 
 
 def container_socket() -> Path | None:
     """The first socket that answers."""
     return next((socket for socket in sockets() if _version(socket)), None)
-
-
-def _none() -> Driver:
-    return Driver("none", True, "no sandbox: code runs in the worker")
-
-
-def _process() -> Driver:
-    if not hasattr(os, "pidfd_open"):
-        return Driver("process", False, "this system has no pidfd", "Use Linux 5.3 or newer.")
-    return Driver("process", True, "plain processes for trusted code; contains nothing")
 
 
 @functools.cache

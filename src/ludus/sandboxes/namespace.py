@@ -25,9 +25,8 @@ from typing import Any
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
-from ludus.sandboxes.contained import ContainedSandbox
+from ludus.sandboxes.base import ContainedSandbox
 from ludus.sandboxes.marks import MARK
-from ludus.sandboxes.owner import drop_label, write_label
 from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
 from ludus.sandboxes.sandbox import FOLDER, UID, Kind, Label, Mount, Need, Room
 
@@ -139,15 +138,14 @@ class NamespaceSandbox(ContainedSandbox):
     kind: Kind = "namespace"
 
     def __init__(self, label: Label, *, state: Path, init: Callable[[], NamespaceInit], need: Need) -> None:
-        super().__init__()
-        self.label = label
-        self._state, self._find_init, self._room = state, init, need.room
+        super().__init__(label, state=state)
+        self._find_init, self._room = init, need.room
         self._prefix = bwrap(mounts=need.mounts, network=need.network, disk=f"{BASE}/{label.id}")
         self._group: cgroups.Group | None = None
         self._init: NamespaceInit | None = None
 
     def start(self) -> None:
-        write_label(self._state, self.label, kind=self.kind)
+        super().start()
         self._init = self._find_init()
         parent = cgroups.find()
         try:
@@ -174,7 +172,6 @@ class NamespaceSandbox(ContainedSandbox):
                 self._init.ask("remove", id=self.label.id)
         if self._group is not None:
             self._group.remove()
-        drop_label(self._state, self.label.id)
 
 
 def bwrap(*, mounts: tuple[Mount, ...], network: bool, disk: str) -> list[str]:

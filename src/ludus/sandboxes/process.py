@@ -14,10 +14,10 @@ import socket
 import subprocess
 from pathlib import Path
 
-from ludus.errors import SandboxFailed
+from ludus.sandboxes.base import SandboxBase
 from ludus.sandboxes.marks import MARK, kill_marked
-from ludus.sandboxes.owner import FOLDERS, drop_label, write_label
-from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of, finish
+from ludus.sandboxes.owner import FOLDERS
+from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
@@ -25,45 +25,30 @@ from ludus.sandboxes.sandbox import (
     Kind,
     Label,
     Limits,
-    argv_of,
     checked_path,
     encoded,
-    refusal,
 )
-from ludus.sandboxes.shell import PersistentShell
 
 
-class ProcessSandbox:
+class ProcessSandbox(SandboxBase):
     kind: Kind = "process"
 
     def __init__(self, label: Label, *, state: Path) -> None:
-        self.label = label
-        self._state = state
+        super().__init__(label, state=state)
         self.folder = state / FOLDERS / label.id
-        self._shells: list[PersistentShell] = []
-        self.closed = False
 
     def start(self) -> None:
-        write_label(self._state, self.label, kind=self.kind)
+        super().start()
         self.folder.mkdir(mode=0o700)
 
     def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
-        if refused := refusal(command):
-            return refused
         try:
-            running = self.attach(argv_of(command))
+            return super().run(command, limits=limits)
         except OSError as error:
             return Finished(127, stderr=f"ludus: {error}\n")
-        return finish(running, limits=limits)
-
-    def shell(self) -> PersistentShell:
-        shell = PersistentShell(lambda: self.attach(["/bin/sh"]))
-        self._shells.append(shell)
-        return shell
 
     def attach(self, argv: list[str]) -> ProcessHandle:
-        if self.closed:
-            raise SandboxFailed("the sandbox is closed")
+        self._require_open()
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -80,7 +65,7 @@ class ProcessSandbox:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        return _pipes(process, stdin=ours.detach())
+        return self._remembered(_pipes(process, stdin=ours.detach()))
 
     def write(self, path: str, data: bytes | str) -> None:
         target = self._inside(path)
@@ -96,19 +81,12 @@ class ProcessSandbox:
         with target.open("rb") as file:
             return file.read(max_bytes)
 
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        for shell in self._shells:
-            shell.close()
+    def _end(self) -> None:
         kill_marked(lambda mark: mark == self.label.id)
         shutil.rmtree(self.folder, ignore_errors=True)
-        drop_label(self._state, self.label.id)
 
     def _inside(self, path: str) -> Path:
-        if self.closed:
-            raise SandboxFailed("the sandbox is closed")
+        self._require_open()
         target = (self.folder / checked_path(path)).resolve()
         if not target.is_relative_to(self.folder.resolve()):
             raise PermissionError(f"{path!r} leads out of the sandbox's folder")

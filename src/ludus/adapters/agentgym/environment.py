@@ -9,7 +9,7 @@ from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
 from ludus.adapters.agentgym.reading import Unreadable
 from ludus.adapters.agentgym.server import Instances, Server, says_error
 from ludus.adapters.agentgym.splits import choose
-from ludus.adapters.outside import as_text, refuse_after_done
+from ludus.adapters.outside import as_text, opening, refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.types import Action, Message, Observation, Task
@@ -90,9 +90,7 @@ class AgentGymSession:
                 self._family.first_from, query={self._family.key: self._instance}
             )
         self._last = as_text(self._family.first(answer))
-        return Observation(
-            messages=(Message("system", self._family.instruction), Message("user", self._last)), tools=()
-        )
+        return opening(self._family.instruction, self._last)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
@@ -100,7 +98,7 @@ class AgentGymSession:
             said = Said(self._family.read(as_text(action.content)), paid=self._paid)
         except Unreadable as problem:
             text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
-            return Observation(messages=(Message("user", text),), invalid=True)
+            return refused(text)
         outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done

@@ -18,16 +18,7 @@ from ludus.sandboxes.base import SandboxBase
 from ludus.sandboxes.marks import MARK, kill_marked
 from ludus.sandboxes.owner import FOLDERS
 from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
-from ludus.sandboxes.sandbox import (
-    MAX_FILE_BYTES,
-    Command,
-    Finished,
-    Kind,
-    Label,
-    Limits,
-    checked_path,
-    encoded,
-)
+from ludus.sandboxes.sandbox import MAX_FILE_BYTES, Command, Finished, Kind, Label, Limits, checked_path, encoded
 
 
 class ProcessSandbox(SandboxBase):

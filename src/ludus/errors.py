@@ -13,7 +13,7 @@
     ├── CheckpointFailed     a checkpoint that cannot be written or read
     └── StoreFailed          the run folder cannot be written or read
 
-A failed session is data: `border` names the failure where it happens, `rollout.play` records it, nothing else catches it.
+A failed session is data: `border` names the failure, and only `rollout.play` catches it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 
 class LudusError(Exception):
-    """Base class. The message says what failed, what was got, what was expected, and what to do next."""
+    """Base class. A message says what failed, got, expected, and what to do next."""
 
 
 class ConfigError(LudusError, ValueError):
@@ -52,8 +52,8 @@ class ControllerFailed(LudusError):
     def __init__(self, message: str, *, status: int = 503) -> None:
         super().__init__(message)
         self.status = status
-        """HTTP status: 401 unauthenticated, 403 forbidden, 404 unknown, 409 conflict, 413 too large, 429 too many
-        requests, 503 no free slot."""
+        """HTTP status: 401 unauthenticated, 403 forbidden, 404 unknown, 409 conflict, 413 too
+        large, 429 too many requests, 503 no free slot."""
 
 
 class EngineFailed(LudusError):
@@ -78,7 +78,7 @@ class StoreFailed(LudusError):
 
 @contextmanager
 def border(failure: type[LudusError], where: str) -> Iterator[None]:
-    """Raises whatever is raised inside as `failure`: `with border(EnvironmentFailed, "guess/train/3 turn 2"): ...`."""
+    """Raises what is raised inside as `failure`: `with border(EnvironmentFailed, "turn 2")`."""
     try:
         yield
     except (LudusError, asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):

@@ -2,9 +2,9 @@
 
 Promise: what the strict readers accept is read completely; a tolerant reader loses no text.
 
-    tool       {"type": "function", "function": {"name": ..., "description": ..., "parameters": JSON schema}}
-    tool call  {"id": ..., "type": "function", "function": {"name": ..., "arguments": JSON as a string}}
-    message    {"role": ..., "content": ..., "tool_calls": [...], "tool_call_id": ...}
+    tool       {"type": "function", "function": {"name", "description", "parameters": JSON schema}}
+    tool call  {"id", "type": "function", "function": {"name", "arguments": JSON as a string}}
+    message    {"role", "content", "tool_calls": [...], "tool_call_id"}
 """
 
 from __future__ import annotations

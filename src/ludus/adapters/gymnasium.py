@@ -1,6 +1,7 @@
-"""A Gymnasium environment by its id. Promise: `terminated` ends a session as done, the id's time limit as max_turns.
+"""A Gymnasium environment by its id. `terminated` is done, the time limit is max_turns.
 
-The task's seed makes the world and the attempt's seed the noise after reset, so that attempts at a task start alike.
+The task's seed makes the world and the attempt's seed the noise after reset, so that attempts at a
+task start alike.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ class Gymnasium(EnvironmentBase):
         isolation: Isolation = "none",
         name: str = "gymnasium",
     ) -> None:
-        """id: as for gymnasium.make; "module:Id-v0" imports the module first. make: further arguments of gymnasium.make.
-        render: "space" (observation as text), "ansi" (the environment's own text rendering) or a function
-        module:function(observation, env).
-        actions: names for the actions of a Discrete space. tool: the model acts by calling a tool, not by plain text.
+        """id: as for gymnasium.make; "module:Id-v0" imports the module first. make: further
+        arguments of gymnasium.make.
+        render: "space" (observation as text), "ansi" (the environment's own text rendering) or a
+        function module:function(observation, env).
+        actions: names for the actions of a Discrete space. tool: the model acts by calling a tool,
+        not by plain text.
         max_turns: 0 uses the id's time limit. num_train, num_test: number of seeds, each a task.
         isolation: "process" for an environment that leaks memory, or that holds a browser or a JVM.
         """
@@ -77,7 +80,7 @@ class Gymnasium(EnvironmentBase):
         if self.options["render"] == "ansi":
             keywords["render_mode"] = "ansi"
         try:
-            # without its TimeLimit: our max_turns is the same number, and is recorded as the trajectory's stop
+            # without TimeLimit: our max_turns is the same, and is recorded as the stop
             world = self._gymnasium.make(self.options["id"], max_episode_steps=-1, disable_env_checker=True, **keywords)
             world.spec.max_episode_steps = self._gymnasium.spec(self.options["id"]).max_episode_steps
         except Exception as error:  # third-party code: the id's module may raise anything

@@ -1,7 +1,8 @@
-"""The tools of an MCP server as an environment. The server offers tools only: prompt, reward and reset come from the task.
+"""The tools of an MCP server as an environment; prompt, reward and reset come from the task.
 
-A session ends when the model answers without calling a tool; the answer is compared with the task's, or judged by
-a function of yours. Each session of a stdio server has its own process, in a sandbox that the host starts and ends.
+A session ends when the model answers without calling a tool; the answer is compared with the
+task's, or judged by a function of yours. Each session of a stdio server has its own process, in a
+sandbox that the host starts and ends.
 """
 
 from __future__ import annotations
@@ -71,12 +72,15 @@ class Mcp(EnvironmentBase):
         max_turns: int = 16,
         name: str = "mcp",
     ) -> None:
-        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that returns such rows.
+        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that
+        returns such rows.
         command: starts a stdio server; or url: a streamable HTTP server, e.g. http://HOST:PORT/mcp.
-        check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`, ignoring case
-        and whitespace.
-        reset: a tool that is called at the start with the task's `reset`, and hidden from the model.
-        sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths, the same inside.
+        check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`,
+        ignoring case and whitespace.
+        reset: a tool that is called at the start with the task's `reset`, and hidden from the
+        model.
+        sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths,
+        the same inside.
         """
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
@@ -118,7 +122,7 @@ class Mcp(EnvironmentBase):
 
     async def judge(self, played: Played) -> float:
         reward = await asyncio.to_thread(self._check, played)
-        return float(reward) if isinstance(reward, int | float) else reward  # the host refuses other types
+        return float(reward) if isinstance(reward, int | float) else reward
 
 
 class McpSession:
@@ -210,7 +214,7 @@ def _squeezed(text: str) -> str:
 
 
 def offered(listed: list[Any]) -> tuple[Tool, ...]:
-    """The server's tools as the model sees them. Raises EnvironmentFailed if they cannot be used."""
+    """The server's tools as the model sees them. Raises if they cannot be used."""
     tools = tuple(_tool(each) for each in listed)
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):

@@ -1,8 +1,8 @@
-"""A client of an MCP server, through the official package. Promise: our memory is bounded and `close` returns,
-whatever the server does.
+"""A client of an MCP server, through the official package. Promise: our memory is bounded and
+`close` returns, whatever the server does.
 
-stdio   the server is a process in a sandbox; a thread reads its lines
-http    streamable HTTP; the server may keep state per session
+stdio   the server is a process in a sandbox; a thread reads its lines http    streamable HTTP; the
+server may keep state per session
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ludus.errors import EnvironmentFailed, describe, first_fault
 from ludus.sandboxes.process_handle import ProcessHandle
 
 MAX_SESSION_BYTES = 64 * 1024 * 1024
-"""Limit on a server's output in one session: a flood would take the event loop's time from all others."""
+"""Limit on a server's output in one session: a flood would hold up the event loop."""
 SEND_S = 10.0
 LEAVE_S = 3.0
 STDERR_BYTES = 2048
@@ -41,7 +41,7 @@ class StderrTail:
 
 
 class McpClient:
-    """A connected client, held by a task of its own: the task that enters the package's contexts must leave them."""
+    """A connected client, held by one task, which must enter and leave the package's contexts."""
 
     def __init__(self, streams: Callable[[StderrTail], Streams], *, where: str) -> None:
         self._mcp = imported("mcp", extra="mcp")
@@ -65,8 +65,8 @@ class McpClient:
         raise EnvironmentFailed(f"{self._where}: tools/list has more than 100 pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result, unchecked. `call_tool` of the package would check it against the server's own schema, in
-        which a regular expression could keep this process busy without end."""
+        """The result, unchecked. `call_tool` of the package would check it against the server's own
+        schema, in which a regular expression could keep this process busy without end."""
         client = await self._connected()
         types = self._mcp.types
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
@@ -108,7 +108,7 @@ class McpClient:
             if not self._client.done():
                 failure = EnvironmentFailed(f"{self._where}: cannot be reached: {describe(fault)}; {self._stderr}")
                 self._client.set_exception(fault if isinstance(fault, EnvironmentFailed) else failure)
-                self._client.exception()  # read once, so that asyncio does not log it if no caller is left
+                self._client.exception()  # read, so that asyncio does not log it
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
 
@@ -216,10 +216,10 @@ def _message(line: bytes) -> Any:
     from mcp.shared.message import SessionMessage
 
     try:
-        if rb"\ud" in line.lower():  # a lone surrogate, which the package refuses: its request would wait for ever
+        if rb"\ud" in line.lower():  # a lone surrogate, which the package refuses
             line = as_text(json.loads(line)).encode()
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except (ValueError, RecursionError) as error:  # a log line, perhaps: the package logs it and continues
+    except (ValueError, RecursionError) as error:  # perhaps a log line
         return error
 
 

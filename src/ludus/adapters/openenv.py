@@ -1,8 +1,8 @@
-"""An OpenEnv server as an environment. Promise: one WebSocket is one session, and a server error is never a reward.
+"""An OpenEnv server as an environment. Promise: a server error is never a reward.
 
-The HTTP routes for reset and step share no state, so sessions use `/ws`. The schema of a server's actions decides
-how the model acts: with the server's tools (list_tools, call_tool), by writing the one text field, or else with a
-single tool made from the action.
+The HTTP routes for reset and step share no state, so sessions use `/ws`. The schema of a server's
+actions decides how the model acts: with the server's tools (list_tools, call_tool), by writing the
+one text field, or else with a single tool made from the action.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class OpenEnv(EnvironmentBase):
         num_test: int = 50,
         name: str = "openenv",
     ) -> None:
-        """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has several.
+        """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
+        several.
         num_train, num_test: number of seeds, each a task.
         """
         if not url.startswith(("http://", "https://")):
@@ -188,12 +189,12 @@ class OpenEnvSession:
             raise EnvironmentFailed(f"{address} cannot be reached: {describe(error)}") from error
 
     async def _send(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of the observation in reply. Raises BadAction if the server blames the action."""
+        """The observation in reply. Raises BadAction if the server blames the action."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         where = f"{self._environment.url}/ws {kind}"
         try:
-            with suppress(ConnectionClosed):  # a full server replies and closes; the reply can still be read
+            with suppress(ConnectionClosed):  # a full server replies, then closes
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = read_json(await self._socket.recv(), where=where)
         except (OSError, WebSocketException) as error:

@@ -1,6 +1,6 @@
-"""Shared by all adapters. Promise: text from outside is passed on unchanged, as plain text that can be stored.
+"""Shared by all adapters. Promise: text from outside is passed on unchanged.
 
-Control characters and chat markup stay: the chat layer tokenises observations without special tokens.
+Control characters and chat markup stay: the chat layer makes no special tokens of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FIRST_TEST_SEED = 1_000_000
 
 
 def as_text(value: Any) -> str:
-    """A str unchanged, other values as JSON. Lone surrogates, which cannot be encoded, are replaced."""
+    """A str unchanged, other values as JSON. Lone surrogates are replaced."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
 

@@ -1,4 +1,4 @@
-"""Gymnasium spaces as text. Promise: a parsed action is in its space, and every action of a space can be written."""
+"""Gymnasium spaces as text. Promise: a parsed action is in its space."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class NotInSpace(ValueError):
 
 
 class ActionText:
-    """Text <-> an action of the space. Actions of a Discrete space have names; all others are written as JSON."""
+    """Text <-> action. Actions of a Discrete space have names; others are JSON."""
 
     def __init__(self, space: Any, *, names: Sequence[str] = ()) -> None:
         self.space = space

@@ -1,6 +1,7 @@
-"""Judges trials of `ludus env check`: rewards for nothing, and answers in the prompt. Pure: check.py plays.
+"""Judges the trials of `ludus env check`: undeserved rewards, answers in the prompt.
 
-A player that does not try, repeats one action or exploits the reward must earn nothing beyond what the task gives.
+Pure: check.py plays. A player that does not try, repeats one action or exploits the reward must
+earn nothing beyond what the task gives.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MARGIN = 1e-6
 MANY = 0.75
 """Share of tasks that one repeated action may solve."""
 LEAKS = 0.34
-"""How much the share of prompts that contain their own answer may exceed the share with another task's."""
+"""Allowed excess of prompts with their own answer over prompts with another task's."""
 ENOUGH = 4
 """Tasks needed before a share is judged."""
 
@@ -58,7 +59,7 @@ def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
 
 
 def constant_actions(trials: Sequence[Trial], tools: Sequence[Tool]) -> list[Action]:
-    """Actions to repeat every turn: the most frequent ones, and each tool with minimal arguments."""
+    """Actions to repeat: the most frequent ones, and each tool with minimal arguments."""
     said = Counter(repr(action) for trial in trials for action in trial.actions)
     by_text = {repr(action): action for trial in trials for action in trial.actions}
     common = [by_text[text] for text, _ in sorted(said.items(), key=lambda item: (-item[1], item[0]))[:3]]
@@ -66,7 +67,7 @@ def constant_actions(trials: Sequence[Trial], tools: Sequence[Tool]) -> list[Act
 
 
 def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
-    """For each rewarded turn before the last: the action repeated, and alternated with the one before it."""
+    """Each rewarded action, repeated, and alternated with the action before it."""
     for turn, seen in enumerate(trial.observations[1:]):
         if seen.reward > 0 and not seen.done:
             so_far, again = list(trial.actions[: turn + 1]), trial.actions[turn]

@@ -1,7 +1,7 @@
-"""`ludus env check`: finds faults of an environment before training. Promise: it always ends with a report.
+"""`ludus env check`: finds faults before training. Promise: it always ends with a report.
 
-It plays a random player and, if there is one, the environment's solver, through the same host as training;
-then players that do not try, or that exploit the reward. audit.py judges their sessions.
+It plays a random player and, if there is one, the environment's solver, through the same host as
+training; then players that do not try, or that exploit the reward. audit.py judges their sessions.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ SAME_ACTIONS = "the same actions succeeded before"
 AUDITED = 6
 """Tasks per player of the audit."""
 MAX_HANGS = 2
-"""Calls that do not return before the check ends: every further session would wait as long again."""
+"""Calls that may hang before the check ends: each would wait as long again."""
 DRAWS = 4
-"""Plays of a task in a row that must change the global random state before the environment is blamed."""
+"""Plays in a row that must change the global random state before it is an error."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Report:
 
 
 def check(environment: Environment, *, num_tasks: int = 20, sandboxes: Provider | None = None) -> Report:
-    """Plays up to `num_tasks` tasks of each split. `sandboxes` is for an environment that needs one."""
+    """Plays up to `num_tasks` tasks per split. `sandboxes`: for an environment that needs one."""
     return asyncio.run(_Examination(environment, num_tasks=num_tasks, sandboxes=sandboxes).run())
 
 
@@ -85,8 +85,8 @@ class _Examination:
         self.num_hangs = 0
 
     async def draws_again(self, sample: list[Task]) -> bool:
-        """Whether the environment draws from the global random state each time it is played; a library's
-        thread (a websocket's ping) draws only now and then."""
+        """Whether the environment draws from the global random state each time it is played; a
+        library's thread (a websocket's ping) draws only now and then."""
         facts, findings = dict(self.facts), dict(self.findings)
         try:
             for task in sample:
@@ -261,7 +261,7 @@ class _Examination:
                     self.error("the same trial went differently in another process with another hash seed", fix)
 
     def source(self) -> str:
-        """Source of the environment's class for another process; empty if it cannot be found from there."""
+        """Source of the class for another process; empty if there is none."""
         if self.needs.kind != "none":
             self.facts["sandbox"] = self.needs.kind
             if not self.sandboxes_source():
@@ -334,7 +334,7 @@ class _Examination:
                     self.note(audit.excess_findings("a player that repeats a rewarded action", [farmed], best=best))
 
     async def examine_answers(self, trials: Sequence[Trial]) -> None:
-        """A last action of the solver that also wins as the first one is an answer: no prompt may contain it."""
+        """A solver's last action that wins at once is an answer: no prompt may contain it."""
         if getattr(self.environment, "lists_answers", False):
             self.facts["answers"] = "listed in the prompt, as the environment declares"
             return

@@ -1,6 +1,6 @@
 """Plays an environment without a model, and repeats the same actions, here or in another process.
 
-`python -m ludus.checks.trial` is that process: it reads trials as JSON and prints their fingerprints.
+`python -m ludus.checks.trial` is that process: JSON trials in, fingerprints out.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def repeat_elsewhere(
     sandboxes: str = "",
     timeout_s: float = 120.0,
 ) -> list[str]:
-    """Fingerprints of the tasks and of the repeated trials, from a new process with another hash seed.
+    """Fingerprints of tasks and trials, from a new process with another hash seed.
 
     `source` and `sandboxes` name the classes of the environment and of the sandbox provider.
     """

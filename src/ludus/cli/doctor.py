@@ -1,4 +1,4 @@
-"""`ludus doctor`: what works on this machine, and what to install or change if something does not."""
+"""`ludus doctor`: what works on this machine, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List what works on this machine and how to fix the rest. Exits with 1 if a required line is not ok."""
+    """List what works on this machine and how to fix the rest. Exits with 1 on a required
+    failure."""
     import json
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]

@@ -103,7 +103,7 @@ def check_environment(
     options: Options = None,
     tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to play per split.")] = 20,
 ) -> None:
-    """Play an environment without a model and report its faults. Exits with 1 if there are errors."""
+    """Play an environment without a model and report its faults. Exits with 1 on errors."""
     from ludus.checks import check
     from ludus.sandboxes.provider import Sandboxes
 
@@ -178,7 +178,7 @@ async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action
 
 
 def _ask(tools: tuple[Tool, ...]) -> Action:
-    """A line from the person: text, or `name argument=value ...` with JSON values if there are tools."""
+    """A line from the person: text or, with tools, `name argument=value ...` in JSON."""
     from ludus.types import Action, ToolCall
 
     for tool in tools:

@@ -1,4 +1,4 @@
-'''The short way to write an environment: a class with a docstring, `tasks`, `setup` and `@tool` methods.
+'''The short way to write an environment: a class with `tasks`, `setup` and `@tool` methods.
 
     class Double:
         """Double the number."""          # the system message
@@ -16,12 +16,14 @@
             """Give the answer."""
             return Reply("right", reward=1, done=True) if value == 2 * self.n else "wrong"
 
-An instance is one session; the constructor's keyword arguments are the options. Any method may be async.
+An instance is one session; the constructor's keyword arguments are the options. Any method may be
+async.
 
-Instead of tools, one method `act(self, text)` makes a text environment; an attribute `actions` lists the texts
-it accepts. Beside tools, `say(self, text)` answers a message without a call, which is refused otherwise.
-Optional methods: `solve(self)`, `random_action(self, rng)`, `close(self)`. Optional attributes: `capabilities`
-and `lists_answers` (environment.py), `isolation`, `sandbox` and `image` (needs.py).
+Instead of tools, one method `act(self, text)` makes a text environment; an attribute `actions`
+lists the texts it accepts. Beside tools, `say(self, text)` answers a message without a call, which
+is refused otherwise. Optional methods: `solve(self)`, `random_action(self, rng)`, `close(self)`.
+Optional attributes: `capabilities` and `lists_answers` (environment.py), `isolation`, `sandbox` and
+`image` (needs.py).
 '''
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _METHODS = ("setup", "act", "say", "solve", "random_action", "close")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a tool or `act` returns if a plain str is not enough. `invalid`: the action could not be carried out."""
+    """What a tool or `act` may return instead of a str. `invalid`: the action was refused."""
 
     text: str
     reward: float = 0.0
@@ -106,7 +108,7 @@ class AuthoredEnvironment(EnvironmentBase):
 
 
 class AuthoredSession:
-    """An instance of an author's class as an async Session. `PlainSession` wraps it if no method is async."""
+    """An instance of an author's class as an async Session."""
 
     def __init__(self, author: Any, *, environment: AuthoredEnvironment, task: Task, seed: int) -> None:
         self._author = author
@@ -196,7 +198,7 @@ class AuthoredSession:
 
 
 class PlainSession:
-    """A session of a class without async methods: its calls may block, so they are plain and run on a thread."""
+    """A session without async methods: its calls may block, so they run on a thread."""
 
     def __init__(self, session: AuthoredSession) -> None:
         self.start, self.act, self.close = _plain(session.start), _plain(session.act), _plain(session.close)
@@ -232,7 +234,7 @@ def _reply(value: Any, *, by: str) -> Reply:
     if isinstance(value, str):
         return Reply(value)
     if isinstance(value, Reply):
-        if not isinstance(value.reward, Real):  # here, because summing rewards would raise without naming the method
+        if not isinstance(value.reward, Real):  # summing would raise without naming `by`
             raise TypeError(
                 f"{by} returned reward {value.reward!r:.60} ({type(value.reward).__name__}); expected a number"
             )

@@ -1,4 +1,4 @@
-"""The Environment protocol. Most authors implement neither class here but write a short one (author.py)."""
+"""The Environment protocol. Most authors write a short class instead (author.py)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ REQUIRED_SPLITS = ("train", "test")
 class Session(Protocol):
     """One live attempt at a task, used once.
 
-    A plain method runs on a thread and may block; an async one runs on the event loop. Two more methods, which
-    may be missing or None, serve warm starts and `ludus env check`: `solve() -> Action`, the best action now,
-    and `random_action(rng) -> Action`, any valid one.
+    A plain method runs on a thread and may block; an async one runs on the event loop. Two more
+    methods, which may be missing or None, serve warm starts and `ludus env check`: `solve() ->
+    Action`, the best action now, and `random_action(rng) -> Action`, any valid one.
     """
 
     def start(self) -> Observation | Awaitable[Observation]:
@@ -70,7 +70,7 @@ class Environment(Protocol):
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session | Awaitable[Session]:
         """A new session. `task` decides the problem, `seed` only the noise.
 
-        `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox`, if `needs` asks the host for one, else None.
+        `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox` if `needs` asks for one, else None.
         The host closes it after the session.
         """
         ...

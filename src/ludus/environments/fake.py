@@ -1,6 +1,6 @@
-"""A tiny environment with configurable faults, for tests and benchmarks. Promise: the seed decides every fault.
+"""A tiny environment with faults, for tests and benchmarks. The seed decides every fault.
 
-make("fake", source="ludus.environments.fake:FakeEnvironment", options={"fault": "hang", "fault_rate": 0.1})
+make("fake", source="ludus.environments.fake:FakeEnvironment", options={"fault": "hang"})
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ WORDS = ("red", "blue", "green", "gold", "grey", "pink", "black", "white")
 
 @dataclass(kw_only=True)
 class FakeEnvironment(EnvironmentBase):
-    """Shows a word; the action that repeats it earns 1 / turns. `blocking` sessions sleep on a thread, others on the loop.
+    """Shows a word; the action that repeats it earns 1 / turns. `blocking`: sleep on a thread.
 
-    fault_rate: share of calls that fail; latency_s: median of a call; tail: Pareto exponent of the latency.
+    fault_rate: share of calls that fail; latency_s: median; tail: its Pareto exponent.
     """
 
     description = "Repeat the word."

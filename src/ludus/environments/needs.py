@@ -7,7 +7,7 @@ Promise: a session never gets less than the class declares or the run file deman
         sandbox = "namespace"          # or "process", or "container" with `image = "..."`
 
         def setup(self, task, rng):
-            self.sandbox.write("input.txt", task["text"])     # started before setup, closed after close
+            self.sandbox.write("input.txt", task["text"])   # started before setup
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from ludus.errors import ConfigError, nearest
 KINDS: tuple[SandboxKind, ...] = get_args(SandboxKind)
 """Sandbox kinds, from the least contained to the most."""
 Isolation = Literal["none", "process"]
-"""none: sessions share a process. process: each session has its own, for code that leaks memory, holds the
-interpreter for long or cannot be stopped on a thread. The process is reused for later sessions."""
+"""none: sessions share a process. process: each session has its own, for code that leaks memory,
+holds the interpreter for long or cannot be stopped on a thread. The process is reused for later
+sessions."""
 
 
 class Provider(Protocol):
@@ -37,7 +38,7 @@ class Provider(Protocol):
 class Needs:
     isolation: Isolation = "none"
     sandbox: Any = "none"
-    """Name of a sandbox kind, or an object with a `kind` and more (`ludus.sandboxes.sandbox.Need`)."""
+    """Name of a sandbox kind, or a `ludus.sandboxes.sandbox.Need`."""
     image: str = ""
     """Container image, if `sandbox` names none."""
     own_sandbox: bool = False

@@ -1,6 +1,6 @@
-"""Environments by name: built-ins, entry points of installed packages, and an author's own module or file.
+"""Environments by name: built-ins, entry points of packages, an author's module or file.
 
-Promise: nothing is imported before it is needed, and the error for an unknown name suggests a near one.
+Promise: nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def names() -> list[str]:
 
 
 def make(name: str, *, source: str = "", options: Mapping[str, Any] | None = None) -> Environment:
-    """The environment `name`. `source` is module:Class, file.py or file.py:Class; empty: a registered name."""
+    """The environment `name`. `source`: module:Class, file.py, file.py:Class; empty: registered."""
     return wrap(_from_source(source) if source else _registered(name), name=name, options=options)
 
 
@@ -62,7 +62,7 @@ def find(source: str) -> Any:
 
 
 def locate(name_or_source: str) -> tuple[str, str]:
-    """(name, source) of a registered name or of a source, which is named after its class or file."""
+    """(name, source) of a name or of a source, which is named after its class or file."""
     path, class_name = _split(name_or_source)
     if not class_name and not path.endswith(".py"):
         return name_or_source, ""
@@ -70,7 +70,7 @@ def locate(name_or_source: str) -> tuple[str, str]:
 
 
 def source_of(environment: Environment) -> str:
-    """A source for making the same environment in another process; empty if its class cannot be found from there."""
+    """A source for another process; empty if the class cannot be found from there."""
     cls = environment.author if isinstance(environment, AuthoredEnvironment) else type(environment)
     if "<locals>" in cls.__qualname__ or cls.__module__ not in sys.modules:
         return ""
@@ -85,7 +85,7 @@ def search_path() -> str:
 
 
 def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:
-    """An author's class, an Environment class or an Environment instance, as an Environment called `name`."""
+    """An author's class, or an Environment class or instance, as an Environment."""
     if not isinstance(found, type):
         if missing := [part for part in ("name", "tasks", "open") if not hasattr(found, part)]:
             raise ConfigError(

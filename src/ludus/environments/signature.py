@@ -1,4 +1,4 @@
-"""Typed Python signatures as JSON schemas. Promise: the readers accept exactly what the schema describes.
+"""Typed Python signatures as JSON schemas. Promise: what the schema says is accepted.
 
 Used for the arguments of tools and for the options of environments.
 """
@@ -50,7 +50,7 @@ class Signature:
             raise BadArguments(self._explain(error)) from None
 
     def read_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments from a run file or from code. "8" is accepted as an int; unknown names are refused."""
+        """Arguments from a run file or code. "8" is an int; unknown names are refused."""
         try:
             return self._adapter.validate_python(dict(arguments))
         except ValidationError as error:
@@ -111,7 +111,7 @@ def argument_descriptions(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _doc_lines(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    """The lines of the docstring; one about an argument with the argument's name and description."""
+    """Lines of the docstring, each with the argument it describes and the description."""
     names = inspect.signature(function).parameters
     for line in (inspect.getdoc(function) or "").splitlines():
         match = _ARGUMENT_LINE.match(line)

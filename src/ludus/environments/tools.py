@@ -17,7 +17,7 @@ _WORDS = ("a", "b", "x", "one", "two", "red", "blue", "word")
 
 
 def tool(method: Method) -> Method:
-    """Marks a method as a tool. The model sees its docstring; lines such as `number: the guess` describe arguments."""
+    """Marks a method as a tool. Docstring lines such as `number: the guess` describe arguments."""
     setattr(method, _MARK, True)
     return method
 

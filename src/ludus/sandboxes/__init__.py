@@ -1,1 +1,1 @@
-"""Where a session's untrusted code runs: a protocol (sandbox.py), three drivers, and a provider that starts them."""
+"""Where untrusted code runs: a protocol (sandbox.py), three drivers, a provider."""

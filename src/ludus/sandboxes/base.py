@@ -1,7 +1,7 @@
 """What the drivers share. Promise: no path leads out of a sandbox with a file system of its own.
 
-A `ContainedSandbox` writes and reads files with a process inside. No path is resolved outside, where a symbolic
-link, `..` or a race could mislead it.
+A `ContainedSandbox` writes and reads files with a process inside. No path is resolved outside,
+where a symbolic link, `..` or a race could mislead it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Limits on memory, processes and processor time of a sandbox, by control groups (cgroup v2).
 
-    /sys/fs/cgroup/ANCESTOR/ludus/ID     ANCESTOR is the nearest group of ours that may delegate controllers
+    /sys/fs/cgroup/ANCESTOR/ludus/ID     ANCESTOR: our nearest group that may delegate controllers
 
 Groups are made below our own, so that the limits of this process hold for its sandboxes too.
 """
@@ -38,7 +38,7 @@ class Mounted:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """The group that sandboxes' groups are made in. Without a folder, this process may make none."""
+    """The group in which sandboxes get theirs. Without a folder, none can be made."""
 
     folder: Path | None = None
     controllers: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Group:
     folder: Path
 
     def remove(self, *, patience_s: float = 0.5) -> bool:
-        """Kills everything inside. False: some of it is still there, and the next sweep tries again."""
+        """Kills everything inside. False if some is left for the next sweep."""
         until_s = time.monotonic() + patience_s
         while not _removed(self.folder):
             if time.monotonic() > until_s:
@@ -70,7 +70,7 @@ def make(parent: Parent, name: str, room: Room) -> Group:
     folder.mkdir()
     for controller in parent.controllers:
         for file, value in settings(controller, room).items():
-            if file != "memory.swap.max" or (folder / file).exists():  # absent if the kernel does not account swap
+            if file != "memory.swap.max" or (folder / file).exists():  # no swap accounting
                 (folder / file).write_text(value)
     return Group(folder)
 
@@ -118,7 +118,7 @@ def leftovers(prefix: str) -> dict[str, Group]:
 
 
 def _below(point: str, root: str, path: str) -> Path:
-    """Our group's folder. `path` is relative to the hierarchy's root, of which the mount may show only a part."""
+    """Our group's folder. The mount may show only a part of the hierarchy, from `root` on."""
     inside = path if root == "/" else path.removeprefix(root) if path.startswith(root) else "/"
     folder = Path(point) / inside.lstrip("/")
     return folder if folder.is_dir() else Path(point)

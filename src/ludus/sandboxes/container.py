@@ -1,10 +1,10 @@
-"""The container sandbox, through any Docker-compatible service. Promise: no privileges, no network unless asked for,
-and no limit left to the service's defaults.
+"""The container sandbox, through any Docker-compatible service. Promise: no privileges, no network
+unless asked for, and no limit left to the service's defaults.
 
-Files outside /work and /tmp are the image's, read-only. The container's first process kills all others when it gets
-SIGUSR1; that starts no new process, so it works in a full container too. A command that exceeds its time thus takes
-along everything in its container; shells start anew. An exec costs 0.1 s, a command in a persistent shell well
-below 1 ms.
+Files outside /work and /tmp are the image's, read-only. The container's first process kills all
+others when it gets SIGUSR1; that starts no new process, so it works in a full container too. A
+command that exceeds its time thus takes along everything in its container; shells start anew. An
+exec costs 0.1 s, a command in a persistent shell well below 1 ms.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ludus.sandboxes.sandbox import FOLDER, UID, Kind, Label, Need
 
 FIRST_PROCESS = "trap 'kill -KILL -1' USR1; trap 'exit 0' TERM; while :; do sleep 86400 & wait $!; done"
 BEGIN = ["/bin/sh", "-c", "printf '\\006'; exec \"$@\"", "sh"]
-"""Runs before a command and reports that it started: services report that in different ways, or not at all."""
+"""Runs before a command and reports its start, which services do differently or not at all."""
 START_S = 20.0
 USER = f"{UID}:{UID}"
 
@@ -96,10 +96,10 @@ class InContainer:
 
 
 def body(need: Need, label: Label, *, home: str) -> dict[str, object]:
-    """Leaves nothing to the service's defaults, which differ between Docker and podman and between machines."""
+    """Leaves nothing to defaults, which differ between services and machines."""
     room, disk = need.room, need.room.disk_mb * 2**20
     memory = room.memory_mb * 2**20
-    tmpfs = "rw,nosuid,nodev,exec,size={},mode=1777"  # the mode counts only if the image has no such folder
+    tmpfs = "rw,nosuid,nodev,exec,size={},mode=1777"  # mode: if the image has no such folder
     return {
         "Image": need.image,
         "Entrypoint": ["/bin/sh", "-c", FIRST_PROCESS],
@@ -135,8 +135,9 @@ def body(need: Need, label: Label, *, home: str) -> dict[str, object]:
 
 
 def ulimits() -> list[dict[str, object]]:
-    """Both are set, because podman adds missing ones with values that this machine may refuse. nproc is wide: it
-    counts the processes of all containers together; PidsLimit limits one container."""
+    """Both are set, because podman adds missing ones with values that this machine may refuse.
+    nproc is wide: it counts the processes of all containers together; PidsLimit limits one
+    container."""
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
     nproc = 30_000 if hard == resource.RLIM_INFINITY else min(hard, 30_000)
     return [{"Name": "nofile", "Soft": 1024, "Hard": 1024}, {"Name": "nproc", "Soft": nproc, "Hard": nproc}]

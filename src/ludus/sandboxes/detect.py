@@ -1,4 +1,4 @@
-"""Which sandboxes work on this machine, found by trying. Promise: a driver that does not work comes with a remedy."""
+"""Which sandboxes work on this machine, found by trying, with a remedy if one does not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of Docker's HTTP API that sandboxes use, over a unix socket; podman's service has the same."""
+"""The calls of Docker's HTTP API that sandboxes use; podman's service has the same."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class DockerApi:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=8)  # each shell holds one
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=8)  # one a shell
         transport = httpx.HTTPTransport(uds=str(socket), limits=unlimited)
         self._client = httpx.Client(transport=transport, base_url="http://docker", timeout=CALL_S)
 
@@ -110,7 +110,7 @@ class DockerApi:
 
 
 class Exec:
-    """A process in a container, on its own connection. A frame is a stream byte, three zeros, a length and the data."""
+    """A process in a container. A frame is a stream byte, three zeros, a length and the data."""
 
     def __init__(self, api: DockerApi, exec_id: str, response: httpx.Response) -> None:
         self._api, self.id, self._response = api, exec_id, response

@@ -21,7 +21,7 @@ from ludus.sandboxes.sandbox import (
 
 
 class FakeSandbox:
-    """`answers` maps commands to results; any other command succeeds without output. `commands` records them all."""
+    """`answers` maps commands to results; others succeed without output. `commands` records all."""
 
     kind: Kind = "process"
 

@@ -1,4 +1,4 @@
-"""Finds the processes of a sandbox by a mark in their environment variables, which forks and new groups keep."""
+"""Finds a sandbox's processes by an environment variable, which forks and new groups keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MARK = "LUDUS_SANDBOX"
 
 
 def kill_marked(wanted: Callable[[str], bool]) -> int:
-    """Kills every process whose mark is wanted, and returns their number. Without /proc it finds none."""
+    """Kills every process whose mark is wanted, and returns their number."""
     number = 0
     for _ in range(10):  # a process forked meanwhile is found in the next round
         found = list(_marked(wanted))

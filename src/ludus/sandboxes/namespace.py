@@ -1,11 +1,11 @@
-"""The namespace sandbox, with bubblewrap. Promise: no network, a read-only system, a disk of limited size, no
-privileges, and it ends with this process.
+"""The namespace sandbox, with bubblewrap. Promise: no network, a read-only system, a disk of
+limited size, no privileges, and it ends with this process.
 
-    this process ──socket──▶ init (pid 1 of a pid namespace, own mounts) ──▶ bubblewrap, one per `run` or shell
+    this process ──socket──▶ init (pid 1 of a pid namespace) ──▶ bubblewrap, one per `run` or shell
                                 └── a sized tmpfs per sandbox, shared by its commands
 
-Each command has its own processes and network; only files stay for the next. Control groups limit memory,
-processes and processor time of the whole sandbox; without them, rlimits limit each process.
+Each command has its own processes and network; only files stay for the next. Control groups limit
+memory, processes and processor time of the whole sandbox; without them, rlimits limit each process.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ BASE = "/dev/shm"
 
 
 class NamespaceInit:
-    """Starts namespace_init.py and talks to it. One per process, shared by all its namespace sandboxes."""
+    """Starts namespace_init.py and talks to it. One per process, for all its sandboxes."""
 
     def __init__(self, *, mark: str) -> None:
-        """`mark` is the owner's id: if the program outlives us, e.g. because it was stopped, the reaper finds it."""
+        """`mark` is the owner's id: the reaper finds a program that outlives us by it."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.pidfd_open(os.getpid())
         as_user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -53,7 +53,7 @@ class NamespaceInit:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C reaches this process only, which closes sessions in order
+                start_new_session=True,  # Ctrl-C is for this process
             )  # fmt: skip
         os.close(owner)
         self._wait_until_ready()
@@ -87,7 +87,7 @@ class NamespaceInit:
             raise SandboxFailed(f"cannot {do} the disk of a namespace: {answer or 'the init process is gone'}")
 
     def spawn(self, **request: Any) -> Pipes:
-        """A process whose streams we hold. Its standard input is a socket: a pipe could be reopened through /proc."""
+        """A process whose streams we hold. stdin is a socket: a pipe can be reopened by /proc."""
         stdin, their_stdin = socket.socketpair()
         status, their_status = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         stdout, their_stdout = os.pipe()
@@ -168,14 +168,14 @@ class NamespaceSandbox(ContainedSandbox):
 
     def _end(self) -> None:
         if self._init is not None:
-            with contextlib.suppress(SandboxFailed, OSError):  # the init process is gone, and the disk with it
+            with contextlib.suppress(SandboxFailed, OSError):  # gone, and the disk with it
                 self._init.ask("remove", id=self.label.id)
         if self._group is not None:
             self._group.remove()
 
 
 def bwrap(*, mounts: tuple[Mount, ...], network: bool, disk: str) -> list[str]:
-    """The bubblewrap command line before a command. The order matters: later mounts cover earlier ones."""
+    """The bubblewrap part of a command line. Later mounts cover earlier ones."""
     line = [shutil.which("bwrap") or "/usr/bin/bwrap"]
     line += ["--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"]
     line += ["--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"]
@@ -197,7 +197,7 @@ def bwrap(*, mounts: tuple[Mount, ...], network: bool, disk: str) -> list[str]:
 
 
 def rlimits(room: Room, *, missing: tuple[str, ...]) -> dict[str, int]:
-    """Limits per process; memory and processes only if no control group limits them for the whole sandbox."""
+    """Limits per process; memory and processes only if no control group limits them."""
     limits = {"RLIMIT_CORE": 0, "RLIMIT_NOFILE": 1024}
     if "memory" in missing:
         limits["RLIMIT_AS"] = room.memory_mb * 2**20
@@ -208,7 +208,7 @@ def rlimits(room: Room, *, missing: tuple[str, ...]) -> dict[str, int]:
 
 @functools.cache
 def can_forbid_namespaces() -> bool:
-    """Bubblewrap 0.8 or newer: code inside can create no user namespaces, a common way to attack the kernel."""
+    """Bubblewrap 0.8 forbids user namespaces, a common way to attack the kernel."""
     return "--disable-userns" in subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
 
 
@@ -220,5 +220,5 @@ def _system(folder: str) -> list[str]:
 
 
 def _uid() -> int:
-    """User that starts bubblewrap: not root, who ignores rlimits and file modes. If we are a user, we are mapped to 0."""
+    """User that starts bubblewrap: not root, who ignores rlimits. A plain user is mapped to 0."""
     return UID if os.geteuid() == 0 else 0

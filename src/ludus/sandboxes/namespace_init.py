@@ -1,13 +1,13 @@
-"""The init process (pid 1) of the sandboxes' pid namespace, in its own mount namespace. Run by namespace.py, never imported.
+"""The init process (pid 1) of the sandboxes' pid namespace. Run by namespace.py, never imported.
 
-Promise: when the process that started it ends, in whatever way, the processes and disks of its sandboxes are gone:
-they belong to namespaces that end with this program. It serves three requests over a socket, one message each,
-with a socket for the answer:
+Promise: when the process that started it ends, in whatever way, the processes and disks of its
+sandboxes are gone: they belong to namespaces that end with this program. It serves three requests
+over a socket, one message each, with a socket for the answer:
 
-    {"do": "open", "id", "bytes", "uid"}                       mounts a sized tmpfs for a sandbox
-    {"do": "spawn", "argv", "group", "rlimits", "uid"}         starts a process with the three streams sent along;
-                                                               its exit status is the answer
-    {"do": "remove", "id"}                                     unmounts the tmpfs
+    {"do": "open", "id", "bytes", "uid"}                  mounts a sized tmpfs for a sandbox
+    {"do": "spawn", "argv", "group", "rlimits", "uid"}    starts a process with three streams sent
+                                                          along; its exit status is the answer
+    {"do": "remove", "id"}                                unmounts the tmpfs
 
 It uses the standard library only and one thread, so that it may fork.
 """
@@ -65,7 +65,8 @@ def spawn(request: dict, streams: list[int]) -> int:
         for name, wanted in request["rlimits"].items():
             number = getattr(resource, name)
             hard = resource.getrlimit(number)[1]
-            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)  # raising it may be forbidden
+            # raising a limit may be forbidden
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
             resource.setrlimit(number, (limit, limit))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if request["uid"] != os.getuid():
@@ -80,7 +81,7 @@ def spawn(request: dict, streams: list[int]) -> int:
 
 
 class Init:
-    """An event loop: requests, children whose caller closed its socket, and ended processes (orphans too: this is pid 1)."""
+    """Serves requests, kills children whose caller is gone, reaps every ended process."""
 
     def __init__(self, requests: socket.socket, *, owner: int) -> None:
         self.requests, self.owner = requests, owner

@@ -1,8 +1,10 @@
-"""Which process owns a sandbox. Promise: an owner that ended, in whatever way, is known to be dead at once.
+"""Which process owns a sandbox. Promise: an owner that ended, in whatever way, is known to be dead
+at once.
 
-An owner is a locked file in the state folder. The system drops the lock when the process ends, so neither a
-reused pid nor a clock that jumps misleads the reaper. A sandbox's id begins with its owner's id, and that with
-its home (machine and state folder): a reaper judges only the sandboxes of its own home.
+An owner is a locked file in the state folder. The system drops the lock when the process ends, so
+neither a reused pid nor a clock that jumps misleads the reaper. A sandbox's id begins with its
+owner's id, and that with its home (machine and state folder): a reaper judges only the sandboxes of
+its own home.
 
     home-owner-number      3f9c01ab-7d0e5521-4
 """
@@ -26,8 +28,8 @@ from ludus.sandboxes.sandbox import Kind, Label
 OWNERS, LABELS, FOLDERS = "leases", "labels", "folders"
 """Subfolders of the state folder. Their names stay: processes of older versions may share it."""
 _held: dict[str, IO[str]] = {}
-"""Locked files of this process. POSIX locks belong to the process, so opening and closing such a file once more
-would drop its lock."""
+"""Locked files of this process. POSIX locks belong to the process, so opening and closing such a
+file once more would drop its lock."""
 
 
 def state_folder() -> Path:

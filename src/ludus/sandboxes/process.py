@@ -1,5 +1,5 @@
-"""A sandbox of plain processes in a folder of its own, for trusted code. Promise: time and output are limited, and
-nothing stays behind.
+"""A sandbox of plain processes in a folder of its own, for trusted code. Promise: time and output
+are limited, and nothing stays behind.
 
 Nothing else is contained: the code sees this machine's files, network and memory.
 """

@@ -1,4 +1,4 @@
-"""A running process in a sandbox, and how to wait for it. Promise: no output and no hang exceeds the limits."""
+"""A running process in a sandbox. Promise: no output and no hang exceeds the limits."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CHUNK = 64 * 1024
 
 class ProcessHandle(Protocol):
     def send(self, data: bytes, *, timeout_s: float) -> None:
-        """Writes to its standard input. Raises OSError if it is gone, TimeoutError if it does not read."""
+        """Writes to stdin. Raises OSError if it is gone, TimeoutError if it does not read."""
         ...
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
-        """(1, data of stdout) or (2, data of stderr); (0, b"") once both ended; None if nothing came in time."""
+        """(1, stdout) or (2, stderr); (0, b"") once both ended; None if nothing came in time."""
         ...
 
     def exit_code(self, timeout_s: float) -> int | None:
@@ -91,8 +91,9 @@ def gather(running: ProcessHandle, *, limits: Limits) -> Gathered:
 
 
 def end(running: ProcessHandle) -> None:
-    """Kills it and waits until it is gone, because killing a container's processes must not hit the next command.
-    Its remaining output is read and dropped, because a container service may wait for that."""
+    """Kills it and waits until it is gone, because killing a container's processes must not hit the
+    next command. Its remaining output is read and dropped, because a container service may wait for
+    that."""
     running.kill()
     until_s = time.monotonic() + GRACE_S
     while (event := running.receive(max(0.0, until_s - time.monotonic()))) is not None and event[0]:
@@ -126,9 +127,11 @@ def finish(running: ProcessHandle, *, limits: Limits) -> Finished:
 
 
 class Pipes:
-    """A ProcessHandle over file descriptors. `done` becomes readable at the end; the driver supplies the callbacks.
+    """A ProcessHandle over file descriptors. `done` becomes readable at the end; the driver
+    supplies the callbacks.
 
-    Children of a finished process could hold its streams open for ever: they are killed, and have DRAIN_S to end.
+    Children of a finished process could hold its streams open for ever: they are killed, and have
+    DRAIN_S to end.
     """
 
     def __init__(
@@ -177,7 +180,7 @@ class Pipes:
                 self._end()
                 self._ended_by_s = time.monotonic() + DRAIN_S
             elif self._ended_by_s is not None and time.monotonic() >= self._ended_by_s:
-                break  # only once nothing is left to read: a late reader gets all that was written in time
+                break  # a late reader gets all that was written in time
             elif time.monotonic() >= until_s:
                 return None
         return 0, b""

@@ -1,7 +1,8 @@
-"""Starts sandboxes and ends them. Promise: its sandboxes are gone when it is closed or its process ends.
+"""Starts sandboxes and ends them. Promise: its sandboxes are gone when it is closed or its process
+ends.
 
-One per process that hosts sessions. With the first sandbox the process becomes an owner (owner.py) and starts to
-remove what dead owners left, every SWEEP_S.
+One per process that hosts sessions. With the first sandbox the process becomes an owner (owner.py)
+and starts to remove what dead owners left, every SWEEP_S.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 def need_of(declared: Any, *, image: str = "") -> Need:
-    """The Need of an environment that declares a Need or the name of a kind. `image` applies if it has none."""
+    """The Need that an environment declares, maybe as a name. `image` applies if it has none."""
     if isinstance(declared, Need):
         return declared if declared.image or not image else dataclasses.replace(declared, image=image)
     return Need(kind_of(str(declared)), image=image)
@@ -54,7 +55,7 @@ class Sandboxes:
         self._stop = threading.Event()
 
     def require(self, need: Need) -> None:
-        """Raises ConfigError if this machine cannot provide `need`; starts to remove what dead owners left."""
+        """Raises ConfigError if this machine cannot provide `need`; starts the reaper."""
         driver = detect.driver(need.kind)
         if not driver.works:
             raise ConfigError(f"sandbox {need.kind!r} does not work on this machine: {driver.says}. {driver.remedy}")
@@ -116,7 +117,7 @@ class Sandboxes:
         label = owner.label(run=self._run, session="")
         sandbox = self._build(need, label, state=owner.state)
         with self._lock:
-            # a new dict, because the reaper may be reading; before start, so that it removes nothing that start makes
+            # a new dict: the reaper may be reading; before start: it must spare what start makes
             self._live = {each: live for each, live in self._live.items() if not live.closed} | {label.id: sandbox}
         try:
             sandbox.start()
@@ -174,7 +175,7 @@ class Sandboxes:
 
 
 def _quietly(work: Callable[[], Any], *, unless: threading.Event | None = None) -> None:
-    """Logs a failure of `work`. `unless` is set if the provider was closed meanwhile, which makes work fail."""
+    """Logs a failure of `work`, `unless` the provider was closed meanwhile."""
     try:
         work()
     except (LudusError, OSError) as error:

@@ -1,8 +1,9 @@
-"""Removes what dead owners left. Promise: even after `kill -9` of everything, the next process that uses
-sandboxes here removes it all.
+"""Removes what dead owners left. Promise: even after `kill -9` of everything, the next process that
+uses sandboxes here removes it all.
 
-Namespaces end with their owner (namespace_init.py). Containers, control groups, folders and plain processes may
-stay. Each carries an id that names its owner; if that owner is dead (owner.py), they are removed.
+Namespaces end with their owner (namespace_init.py). Containers, control groups, folders and plain
+processes may stay. Each carries an id that names its owner; if that owner is dead (owner.py), they
+are removed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ludus.sandboxes.owner import FOLDERS, LABELS, OWNERS, drop_label, home_of, 
 def sweep(
     state: Path, *, own: str = "", live: Callable[[], Set[str]] = frozenset, api: DockerApi | None = None
 ) -> list[str]:
-    """What was removed, one entry each. `own` is the caller's owner id, of which all but the `live` ids are removed."""
+    """What was removed. Of the caller's `own` sandboxes, all but the `live` ids are removed."""
     home = home_of(state)
 
     def orphan(sandbox_id: str) -> bool:
@@ -59,7 +60,7 @@ def _containers(home: str, orphan: Callable[[str], bool], api: DockerApi | None)
 
 
 def _processes(home: str, orphan: Callable[[str], bool], state: Path) -> list[str]:
-    """A process's mark is the id of its sandbox or, for an init process of namespaces, of its owner."""
+    """A mark is the id of a sandbox or, for an init process, of its owner."""
 
     def wanted(mark: str) -> bool:
         if not mark.startswith(f"{home}-"):

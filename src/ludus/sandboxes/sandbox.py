@@ -2,12 +2,13 @@
 
     with sandboxes.open("namespace", session="s1") as sandbox:
         sandbox.write("main.py", "print(6 * 7)")
-        sandbox.run("python3 main.py").stdout          # "42\n"
-        shell = sandbox.shell()                        # one long-lived shell: cd, variables and functions stay
+        sandbox.run("python3 main.py").stdout   # "42\n"
+        shell = sandbox.shell()       # a long-lived shell: cd and variables stay
         shell.run("cd /tmp; x=1"); shell.run("pwd; echo $x")
 
-Calls block; an async method of an environment uses `asyncio.to_thread`. A command never raises. `write` and `read`
-raise OSError as open() does. SandboxFailed means that the sandbox itself is gone.
+Calls block; an async method of an environment uses `asyncio.to_thread`. A command never raises.
+`write` and `read` raise OSError as open() does. SandboxFailed means that the sandbox itself is
+gone.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The sandbox that an environment asks for. `sandbox = "namespace"` is short for Need("namespace")."""
+    """What an environment asks for. `sandbox = "namespace"` is short for Need("namespace")."""
 
     kind: Kind
     image: str = ""
@@ -80,7 +81,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Result of a command. `exit_code` is 128 + N if signal N ended it (137: killed, e.g. for lack of memory)."""
+    """Result of a command. `exit_code` is 128 + N if signal N ended it (137: killed)."""
 
     exit_code: int
     stdout: str = ""
@@ -109,7 +110,7 @@ class Label:
 
 class Shell(Protocol):
     def run(self, command: str, *, limits: Limits = ...) -> Finished:
-        """Runs in the shell itself: `cd` and variables stay. A command that exceeds its time ends the shell."""
+        """Runs in the shell itself: `cd` and variables stay. A timeout ends the shell."""
         ...
 
     def close(self) -> None: ...
@@ -122,7 +123,7 @@ class Sandbox(Protocol):
     def start(self) -> None: ...
 
     def run(self, command: Command, *, limits: Limits = ...) -> Finished:
-        """Runs in a process of its own, which takes everything it started along. The exit code cannot be forged."""
+        """Runs a process, and kills what it leaves. The exit code cannot be forged."""
         ...
 
     def shell(self) -> Shell: ...
@@ -138,7 +139,7 @@ class Sandbox(Protocol):
     def read(self, path: str, *, max_bytes: int = ...) -> bytes: ...
 
     def close(self) -> None:
-        """Ends everything inside. Idempotent; may be called from any thread, also while a command runs."""
+        """Ends everything inside. Idempotent; from any thread, also while a command runs."""
         ...
 
 
@@ -150,7 +151,7 @@ def kind_of(name: str) -> Kind:
 
 
 def refusal(command: Command) -> Finished | None:
-    """The result of a command that cannot be started, else None. No exception: a model may have written it."""
+    """The result of a command that cannot be started, else None."""
     words = [command] if isinstance(command, str) else list(command)
     if not words:
         return Finished(126, stderr="ludus: an empty command\n")

@@ -1,7 +1,8 @@
-"""Scratch folders for programs that we start, e.g. a browser's profile. Promise: none stays for long after its process.
+"""Scratch folders for programs that we start, e.g. a browser's profile. Promise: none stays for
+long after its process.
 
-`close` removes a folder. If its process is killed first, the next process that makes a scratch folder removes it,
-with everything else that has no live owner (reaper.py).
+`close` removes a folder. If its process is killed first, the next process that makes a scratch
+folder removes it, with everything else that has no live owner (reaper.py).
 """
 
 from __future__ import annotations

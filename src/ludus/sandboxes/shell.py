@@ -1,9 +1,10 @@
-"""A long-lived shell in a sandbox: a command costs a write and a read. Promise: a result belongs to its command,
-or the shell is replaced.
+"""A long-lived shell in a sandbox: a command costs a write and a read. Promise: a result belongs to
+its command, or the shell is replaced.
 
-A marker of 128 random bits, drawn for each command, ends its output. It is sent in two halves so that `set -x`
-does not print it whole, and commands get an empty standard input so that they cannot read it. Code in the same
-sandbox that traces the shell can still learn it and misreport its own results; use `run` for grading.
+A marker of 128 random bits, drawn for each command, ends its output. It is sent in two halves so
+that `set -x` does not print it whole, and commands get an empty standard input so that they cannot
+read it. Code in the same sandbox that traces the shell can still learn it and misreport its own
+results; use `run` for grading.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ludus.sandboxes.sandbox import Finished, Limits, encoded, refusal
 SETUP = b"""exec 8>&1 9>&2
 __ludus() { printf '%s%s%d\\n' "$1" "$2" "$?" >&8; printf '%s%s\\n' "$1" "$2" >&9; }
 """
-"""Copies of the output streams, in case a command redirects the shell's own; and a function that prints the marker."""
+"""Copies the output streams, which a command may redirect; defines what prints the marker."""
 
 
 class PersistentShell:
@@ -138,7 +139,7 @@ class Stream:
             self.captured.add(data[:at])
             self.ended = True
             return
-        # keep back what may be the beginning of the marker, or the marker without the end of its line
+        # keep back what may be the marker, without the end of its line
         safe = at if at >= 0 else max(0, len(data) - len(self._marker) + 1)
         self.captured.add(data[:safe])
         self._pending = data[safe:]
@@ -149,6 +150,6 @@ class Stream:
 
 
 def script(command: str, *, first: str, second: str) -> bytes:
-    """`command eval`, because unbalanced quotes in a plain eval end a POSIX shell. Bash reads byte by byte: keep it short."""
+    """`command eval`, because unbalanced quotes in a plain eval end a POSIX shell."""
     body = encoded(shlex.quote(command))
     return b"command eval " + body + f" </dev/null >&8 2>&9\n__ludus {first} {second}\n".encode()

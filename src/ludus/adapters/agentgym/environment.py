@@ -19,8 +19,9 @@ class AgentGym(EnvironmentBase):
     def __init__(
         self, *, url: str, family: str, train: str | list[int] = "", test: str | list[int] = "", name: str = "agentgym"
     ) -> None:
-        """url: http://HOST:PORT. family: one of families.py. train, test: task ids as a list, as ranges ("0-373,400")
-        or as a .json file of AgentGym's rows; empty: the family's own split (splits.py)."""
+        """url: http://HOST:PORT. family: one of families.py. train, test: task ids as a list, as
+        ranges ("0-373,400") or as a .json file of AgentGym's rows; empty: the family's own split
+        (splits.py)."""
         if family not in FAMILIES:
             raise ConfigError(
                 f"unknown AgentGym family {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}."
@@ -44,7 +45,7 @@ class AgentGym(EnvironmentBase):
         return AgentGymSession(self, task)
 
     async def leave(self, instance: int, *, certain: bool) -> None:
-        """Closes an instance, or keeps it for a later session if the server has no close. `certain`: its state is known."""
+        """Closes an instance, or keeps it if the server has no close and its state is `certain`."""
         if self._closes:
             try:
                 self._closes = await self.server.close({self.family.key: instance})
@@ -117,7 +118,7 @@ class AgentGymSession:
         closing = asyncio.ensure_future(self._environment.leave(instance, certain=self._certain))
         # read its exception, so that asyncio does not log it; `leave` counts lost instances
         closing.add_done_callback(lambda closed: closed.cancelled() or closed.exception())
-        await asyncio.shield(closing)  # the instance is closed even if the caller stops waiting for a busy server
+        await asyncio.shield(closing)  # closed even if the caller stops waiting
 
     async def _ask(self, path: str, body: Any) -> Any:
         self._certain = False

@@ -1,6 +1,6 @@
 """AgentGym's families: what the server is sent, what it answers, and the reward.
 
-The reward rules are ours if AgentGym's own pay wrongly: each reward is paid once, and a session's rewards add up.
+Some reward rules are ours: each reward is paid once, and a session's rewards add up.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Said:
 
 
 def part(answer: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    """A field of an answer. Fails the session if it is missing, which must not count as a reward of 0."""
+    """A field of an answer. A missing one fails the session: it is no reward of 0."""
     if not isinstance(answer, Mapping) or key not in answer:
         got = sorted(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
         raise EnvironmentFailed(f"the server answered {got}; expected an object with {key!r}. Is the family right?")
@@ -97,8 +97,8 @@ def stated(answer: Any, said: Said) -> Outcome:
 
 
 def _grid(answer: Any, said: Said) -> Outcome:
-    """BabyAI: rewarded at the goal only. The server does not report a late success as done, and adds its reward to
-    `score` again in each later turn."""
+    """BabyAI: rewarded at the goal only. The server does not report a late success as done, and
+    adds its reward to `score` again in each later turn."""
     reward = _number(answer, "reward")
     reached = reward > 0
     return Outcome(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
@@ -122,7 +122,7 @@ def _move(answer: Any, said: Said) -> Outcome:
 
 
 def _guess(answer: Any, said: Said) -> Outcome:
-    """Wordle: the server shifts LMRL-Gym's rewards of -1 and 0 to 0 and 1; one that does not is refused."""
+    """Wordle: the server must shift LMRL-Gym's rewards of -1 and 0 to 0 and 1."""
     outcome = plain(answer, said)
     if not 0 <= outcome.reward <= 1:
         raise EnvironmentFailed(
@@ -132,7 +132,7 @@ def _guess(answer: Any, said: Said) -> Outcome:
 
 
 def _searched(answer: Any, said: Said) -> Outcome:
-    """SearchQA: the server lets the model try again after a wrong answer; here one answer ends the session."""
+    """SearchQA: one answer ends the session; the server alone would let the model retry."""
     outcome = plain(answer, said)
     acted = _SEARCHED.search(said.action)  # the first of the two counts, as on the server
     return Outcome(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
@@ -142,7 +142,7 @@ def _browsed(answer: Any, said: Said) -> Outcome:
     """WebArena: rewarded only when the agent stops."""
     terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
     reward, text = _number(answer, "reward") if terminated else 0.0, observed(answer)
-    # an exception inside the server comes as an observation without `info`: an unreadable action, or a dead browser
+    # without `info`, the server raised: an unreadable action, or a dead browser
     raised = answer.get("info", {}) is None
     if raised and _BROWSER_GONE.search(text):
         raise EnvironmentFailed(f"the server's browser is gone: {as_text(text)[:200]}")

@@ -1,4 +1,4 @@
-"""System messages of the families, in our own wording: the rules, and the answer format that the servers expect."""
+"""System messages of the families: the rules, and the answer format of the servers."""
 
 from __future__ import annotations
 

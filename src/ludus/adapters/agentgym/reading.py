@@ -1,7 +1,7 @@
-"""Reads an action from the model's text as AgentGym's own clients do, so that results can be compared.
+"""Reads an action from the model's text, comparably with AgentGym's own clients.
 
-Two differences: an end-of-text mark is cut exactly (several clients cut one character more), and instead of an
-empty action the model gets an explanation.
+Two differences: an end-of-text mark is cut exactly (several clients cut one character more), and
+instead of an empty action the model gets an explanation.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One AgentGym server over HTTP. Promise: an error raises EnvironmentFailed, and no two live sessions share an instance.
+"""An AgentGym server over HTTP. Promise: no two live sessions share an instance.
 
-The server reports errors with status 200 and the key `error`. It never expires instances, and some families have
-no close: their instances are reused.
+The server reports errors with status 200 and the key `error`. It never expires instances, and some
+families have no close: their instances are reused.
 """
 
 from __future__ import annotations
@@ -94,10 +94,10 @@ class Server:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients[loop] = httpx.AsyncClient(
-                verify=self.url.startswith("https:"),  # reading certificates takes 0.1 s, needless for plain HTTP
+                verify=self.url.startswith("https:"),  # reading certificates takes 0.1 s
                 # no read timeout: the run limits a turn and cancels the call
                 timeout=httpx.Timeout(None, connect=10.0),
-                # idle connections expire before uvicorn drops them (5 s), so that no request meets a closing one
+                # idle connections expire before uvicorn drops them (5 s)
                 limits=httpx.Limits(max_connections=512, max_keepalive_connections=512, keepalive_expiry=2.0),
             )
         return self._clients[loop]
@@ -126,7 +126,7 @@ class Instances:
         """An instance that no other session holds; waits for one if the server creates no more."""
         while True:
             if self._idle:
-                instance = self._idle.popleft()  # the longest idle, so that a broken one is not taken again and again
+                instance = self._idle.popleft()  # the longest idle: a broken one rests
                 self._held.add(instance)
                 return instance
             if not self._full:
@@ -134,7 +134,7 @@ class Instances:
                 if instance not in self._held:
                     self._accept(instance)
                     return instance
-                # from the ninth on SQLGym returns an id that is in use; two sessions would share a world
+                # from the ninth on, SQLGym returns an id that is in use
                 self._full = True
                 _log.info("the server gave instance %d twice: sessions now wait for a free one", instance)
             await asyncio.sleep(WAIT_S)

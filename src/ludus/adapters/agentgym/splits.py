@@ -1,8 +1,9 @@
 """Train and test ids of each family. Promise: no id is in both.
 
-AgentGym's published lists are not shipped: their licence forbids commercial use, and those of sciworld, maze and
-wordle overlap. A run file may name their files, in the form [{"item_id": "textcraft_31"}, ...]. The defaults below
-are our own disjoint splits: compare with published figures only on the published lists.
+AgentGym's published lists are not shipped: their licence forbids commercial use, and those of
+sciworld, maze and wordle overlap. A run file may name their files, in the form [{"item_id":
+"textcraft_31"}, ...]. The defaults below are our own disjoint splits: compare with published
+figures only on the published lists.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ def spread(start: int, stop: int, *, num: int) -> tuple[int, ...]:
 VARIATIONS = (
     30, 30, 30, 30, 540, 436, 300, 20, 20, 900, 600, 300, 300, 300, 300, 32, 36, 36, 125, 125, 125, 14, 10,
 )  # fmt: skip
-"""SciWorld: variations of the 23 tasks that the server offers, in its order (1-1 .. 4-4, 6-1 .. 8-2); 4639 in all."""
+"""SciWorld: variations of the server's 23 tasks in its order (1-1 .. 4-4, 6-1 .. 8-2)."""
 
 
 def _sciworld() -> Split:
-    """ScienceWorld's own rule: the first half of each task's variations is train, the last quarter test."""
+    """ScienceWorld's rule: of a task's variations the first half is train, the last quarter
+    test."""
     train: list[int] = []
     test: list[int] = []
     first = 0
@@ -53,13 +55,13 @@ def _sciworld() -> Split:
     return Split(tuple(train), tuple(test))
 
 
-_SEARCHQA_TEST = (  # the seven question sets, as they lie in the id range, with the share of each in the published test list
+_SEARCHQA_TEST = (  # id ranges of the seven question sets, and their shares of the test list
     (0, 3610, 50), (3610, 14923, 50), (14923, 29190, 50), (29190, 36595, 50), (36595, 49171, 50), (49171, 51588, 100), (51588, 51713, 50),
 )  # fmt: skip
 
 SPLITS: dict[str, Split] = {
     "textcraft": every(5, 544),  # goals sorted by depth, index modulo 544
-    "babyai": Split(range(800), range(800, 920)),  # id = 40 * seed + level: 20 seeds of all levels, then 3 others
+    "babyai": Split(range(800), range(800, 920)),  # id = 40 * seed + level: 20 seeds, 3 others
     "sciworld": _sciworld(),
     "alfworld": Split(range(2420), range(2420, 2620)),
     "webshop": Split(range(200, 4130), range(200)),
@@ -69,7 +71,7 @@ SPLITS: dict[str, Split] = {
     "sqlgym": Split(range(9428), range(9428, 10962)),  # BIRD train, BIRD dev
     "webarena": Split((), ()),  # the user chooses: some tasks change the sites for all others
     "maze": every(5, 25),  # start cells; the 26th is the goal itself
-    "wordle": Split(range(955), range(955, 1055)),  # disjoint seeds, but there are only 40 secret words
+    "wordle": Split(range(955), range(955, 1055)),  # seeds of only 40 secret words
     "weather": every(10, 343),
     "movie": every(10, 238),
     "todo": every(10, 155),

@@ -52,7 +52,7 @@ class McpClient:
         self._task = asyncio.create_task(self._run())
 
     async def list_tools(self) -> list[Any]:
-        client = await self._connected()
+        client = await asyncio.shield(self._client)
         tools: list[Any] = []
         cursor: str | None = None
         for _ in range(100):  # a server could send pages without end
@@ -67,7 +67,7 @@ class McpClient:
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """The result, unchecked. `call_tool` of the package would check it against the server's own
         schema, in which a regular expression could keep this process busy without end."""
-        client = await self._connected()
+        client = await asyncio.shield(self._client)
         types = self._mcp.types
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
         return await self._asked(client.send_request(request, types.CallToolResult), what=f"tools/call {name}")
@@ -80,9 +80,6 @@ class McpClient:
         if not done:
             self._task.cancel()
             await asyncio.wait([self._task], timeout=LEAVE_S)
-
-    async def _connected(self) -> Any:
-        return await asyncio.shield(self._client)
 
     async def _asked(self, request: Any, *, what: str) -> Any:
         try:
@@ -142,71 +139,58 @@ async def process_streams(attach: Callable[[], ProcessHandle], stderr: StderrTai
     """Messages to and from a process, which ends with the context."""
     import anyio
 
-    running = await asyncio.to_thread(attach)
+    handle = await asyncio.to_thread(attach)
     incoming, read = anyio.create_memory_object_stream[Any](0)
     write, outgoing = anyio.create_memory_object_stream[Any](0)
-    reader = _Reader(running, incoming, stderr)
-    writer = asyncio.create_task(_write(running, outgoing, incoming))
+    reader = _Reader(handle, incoming, stderr)
+    reader.start()
+    writer = asyncio.create_task(_write(handle, outgoing, incoming))
     try:
         yield read, write
     finally:
-        reader.stop()
+        reader.stopped.set()
         writer.cancel()
         for stream in (incoming, read, write, outgoing):
             stream.close()
-        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, running, reader)))
+        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, handle, reader)))
 
 
-class _Reader:
-    """A thread that turns a process's output into messages, and waits until each is taken."""
+class _Reader(threading.Thread):
+    """Turns a process's output into messages, and waits until each is taken."""
 
-    def __init__(self, running: ProcessHandle, incoming: Any, stderr: StderrTail) -> None:
-        self._running, self._incoming, self._stderr = running, incoming, stderr
+    def __init__(self, handle: ProcessHandle, incoming: Any, stderr: StderrTail) -> None:
+        super().__init__(name="mcp-stdio", daemon=True)
+        self._handle, self._incoming, self._stderr = handle, incoming, stderr
         self._loop = asyncio.get_running_loop()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="mcp-stdio", daemon=True)
-        self._thread.start()
+        self.stopped = threading.Event()
 
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def join(self) -> None:
-        self._thread.join(timeout=LEAVE_S)
-
-    def _read(self) -> None:
+    def run(self) -> None:
         lines = Lines()
         try:
-            while not self._stopped.is_set():
-                event = self._running.receive(0.5)
-                if event is None:
-                    continue
-                stream, data = event
+            while not self.stopped.is_set():
+                stream, data = self._handle.receive(0.5) or (-1, b"")
                 if stream == 0:
                     break
                 if stream == 2:
                     self._stderr.add(data)
-                    continue
-                for line in lines.feed(data):
+                for line in lines.feed(data) if stream == 1 else ():
                     self._pass(_message(line))
         except (EnvironmentFailed, OSError) as error:
             self._stderr.add(str(error).encode())
-        self._finish()
-
-    def _pass(self, message: Any) -> None:
-        if not self._stopped.is_set():
-            with suppress(Exception):  # closed meanwhile
-                asyncio.run_coroutine_threadsafe(self._incoming.send(message), self._loop).result()
-
-    def _finish(self) -> None:
         with suppress(RuntimeError):  # the loop is gone
             self._loop.call_soon_threadsafe(self._incoming.close)
 
+    def _pass(self, message: Any) -> None:
+        if not self.stopped.is_set():
+            with suppress(Exception):  # closed meanwhile
+                asyncio.run_coroutine_threadsafe(self._incoming.send(message), self._loop).result()
 
-async def _write(running: ProcessHandle, outgoing: Any, incoming: Any) -> None:
+
+async def _write(handle: ProcessHandle, outgoing: Any, incoming: Any) -> None:
     try:
         async for message in outgoing:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode("utf-8", "replace") + b"\n"
-            await asyncio.to_thread(running.send, data, timeout_s=SEND_S)
+            await asyncio.to_thread(handle.send, data, timeout_s=SEND_S)
     except OSError:  # it is gone or does not read: callers must learn that no answer will come
         incoming.close()
 
@@ -223,10 +207,10 @@ def _message(line: bytes) -> Any:
         return error
 
 
-def _end(running: ProcessHandle, reader: _Reader) -> None:
-    running.kill()
-    reader.join()  # first, so that it does not read from reused file descriptors
-    running.close()
+def _end(handle: ProcessHandle, reader: _Reader) -> None:
+    handle.kill()
+    reader.join(timeout=LEAVE_S)  # first, so that it does not read from reused file descriptors
+    handle.close()
 
 
 # ------------------------------------------------------------------------------------------------ http

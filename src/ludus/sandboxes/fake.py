@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import (
@@ -125,9 +126,7 @@ def cut(finished: Finished, *, limits: Limits) -> Finished:
     kept = limits.output_bytes
     if max(len(finished.stdout), len(finished.stderr)) <= kept:
         return finished
-    return Finished(
-        finished.exit_code, finished.stdout[:kept], finished.stderr[:kept], truncated=True, timed_out=finished.timed_out
-    )
+    return replace(finished, stdout=finished.stdout[:kept], stderr=finished.stderr[:kept], truncated=True)
 
 
 def _normal(path: str) -> str:

@@ -21,7 +21,7 @@ class Pool(Generic[S]):
     def __init__(self, make: Callable[[Need], S], *, size: int) -> None:
         self._make, self._size = make, size
         self._ready: dict[Need, deque[S]] = {}
-        self._coming: dict[Need, int] = {}
+        self._filling: set[Need] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -46,10 +46,9 @@ class Pool(Generic[S]):
 
     def _refill(self, need: Need) -> None:
         with self._lock:
-            coming = self._coming.get(need, 0)
-            if self._closed or coming or len(self._ready[need]) >= self._size:
+            if self._closed or need in self._filling or len(self._ready[need]) >= self._size:
                 return
-            self._coming[need] = coming + 1
+            self._filling.add(need)
         threading.Thread(target=self._fill, args=(need,), name="sandbox-pool", daemon=True).start()
 
     def _fill(self, need: Need) -> None:
@@ -67,7 +66,7 @@ class Pool(Generic[S]):
             _log.warning("cannot start a sandbox ahead: %s", error)  # `take` raises the same error
         finally:
             with self._lock:
-                self._coming[need] -= 1
+                self._filling.discard(need)
 
     def _wants(self, need: Need) -> bool:
         with self._lock:

@@ -12,19 +12,11 @@ from typing import Any
 
 from ludus.adapters.agentgym import instructions, reading
 from ludus.adapters.outside import as_text
+from ludus.environments.author import Reply
 from ludus.errors import EnvironmentFailed
 
 _SEARCHED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
 _BROWSER_GONE = re.compile(r"is dead|has been closed|Target (page|closed|crashed)|[Cc]rashed")
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    text: str
-    reward: float = 0.0
-    done: bool = False
-    invalid: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,43 +77,43 @@ def _vocabulary(answer: Any) -> str:
 # ------------------------------------------------------------------------------------------------ answers to actions
 
 
-def plain(answer: Any, said: Said) -> Outcome:
-    return Outcome(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
+def plain(answer: Any, said: Said) -> Reply:
+    return Reply(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def stated(answer: Any, said: Said) -> Outcome:
+def stated(answer: Any, said: Said) -> Reply:
     """WebShop, SQLGym: the text is called `state`; it may be missing at the end."""
     done = part(answer, "done", bool)
     text = part(answer, "state", (str, type(None)) if done else str)
-    return Outcome(text or "", _number(answer, "reward"), done)
+    return Reply(text or "", _number(answer, "reward"), done)
 
 
-def _grid(answer: Any, said: Said) -> Outcome:
+def _grid(answer: Any, said: Said) -> Reply:
     """BabyAI: rewarded at the goal only. The server does not report a late success as done, and
     adds its reward to `score` again in each later turn."""
     reward = _number(answer, "reward")
     reached = reward > 0
-    return Outcome(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
+    return Reply(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
 
 
-def _scored(answer: Any, said: Said) -> Outcome:
+def _scored(answer: Any, said: Said) -> Reply:
     """SciWorld: the server sends the total score, from -100 to 100; the reward is its change."""
     score = _number(answer, "score")
     metrics = {"score": score, "success": float(score >= 100)}
-    return Outcome(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
+    return Reply(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
 
 
-def _housework(answer: Any, said: Said) -> Outcome:
-    return Outcome(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
+def _housework(answer: Any, said: Said) -> Reply:
+    return Reply(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def _move(answer: Any, said: Said) -> Outcome:
+def _move(answer: Any, said: Said) -> Reply:
     """Maze: every move costs; the one that reaches the goal does not."""
     reward, done = _number(answer, "reward"), part(answer, "done", bool)
-    return Outcome(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
+    return Reply(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
 
 
-def _guess(answer: Any, said: Said) -> Outcome:
+def _guess(answer: Any, said: Said) -> Reply:
     """Wordle: the server must shift LMRL-Gym's rewards of -1 and 0 to 0 and 1."""
     outcome = plain(answer, said)
     if not 0 <= outcome.reward <= 1:
@@ -131,14 +123,14 @@ def _guess(answer: Any, said: Said) -> Outcome:
     return outcome
 
 
-def _searched(answer: Any, said: Said) -> Outcome:
+def _searched(answer: Any, said: Said) -> Reply:
     """SearchQA: one answer ends the session; the server alone would let the model retry."""
     outcome = plain(answer, said)
     acted = _SEARCHED.search(said.action)  # the first of the two counts, as on the server
-    return Outcome(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
+    return Reply(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
 
 
-def _browsed(answer: Any, said: Said) -> Outcome:
+def _browsed(answer: Any, said: Said) -> Reply:
     """WebArena: rewarded only when the agent stops."""
     terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
     reward, text = _number(answer, "reward") if terminated else 0.0, observed(answer)
@@ -147,7 +139,7 @@ def _browsed(answer: Any, said: Said) -> Outcome:
     if raised and _BROWSER_GONE.search(text):
         raise EnvironmentFailed(f"the server's browser is gone: {as_text(text)[:200]}")
     cut = {"truncated": float(truncated and not terminated)}
-    return Outcome(text, reward, terminated or truncated, invalid=raised, metrics=cut)
+    return Reply(text, reward, terminated or truncated, invalid=raised, metrics=cut)
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -160,7 +152,7 @@ class Family:
     read: Callable[[str], str]
     reset: Callable[[int], Mapping[str, Any]]
     """The body of `reset` for a task id, without the instance."""
-    outcome: Callable[[Any, Said], Outcome] = plain
+    outcome: Callable[[Any, Said], Reply] = plain
     key: str = "id"
     """The server's field for an instance."""
     create: Mapping[str, Any] = field(default_factory=dict)

@@ -45,12 +45,11 @@ class Server:
         self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
     ) -> Any:
         """The answer, which may be an error."""
-        status, answer = await self._patiently(path, body=body, query=query)
-        return self._read(path, status, answer)
+        return self._read(path, *await self._send(path, body=body, query=query))
 
     async def close(self, body: Mapping[str, Any]) -> bool:
         """False if the server has no close, which depends on family and version."""
-        status, answer = await self._patiently("close", body=body, query=None)
+        status, answer = await self._send("close", body=body)
         if status in (404, 405):
             return False
         if status != 200 or answer.lstrip().startswith(b"{"):  # some answer with a bare word
@@ -64,30 +63,24 @@ class Server:
             raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
         return read_json(answer, where=where)
 
-    async def _patiently(
-        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
+    async def _send(
+        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None = None
     ) -> tuple[int, bytes]:
+        where, client, method = f"{self.url}/{path}", self._client(), "GET" if body is None else "POST"
         for _ in range(TRIES):
-            status, answer = await self._send(f"{self.url}/{path}", body=body, query=query)
-            if status != 503:
+            answer = bytearray()
+            try:
+                async with client.stream(method, where, json=body, params=query) as response:
+                    async for chunk in response.aiter_bytes():
+                        answer += chunk
+                        if len(answer) > MAX_ANSWER_BYTES:
+                            raise EnvironmentFailed(f"{where} answered more than {MAX_ANSWER_BYTES} bytes")
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise EnvironmentFailed(f"{where} cannot be reached: {describe(error)}") from error
+            if response.status_code != 503:
                 break
             await asyncio.sleep(BUSY_S)
-        return status, answer
-
-    async def _send(
-        self, where: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
-    ) -> tuple[int, bytes]:
-        client, method = self._client(), "GET" if body is None else "POST"
-        try:
-            async with client.stream(method, where, json=body, params=query) as response:
-                answer = bytearray()
-                async for chunk in response.aiter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise EnvironmentFailed(f"{where} answered more than {MAX_ANSWER_BYTES} bytes")
-                return response.status_code, bytes(answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EnvironmentFailed(f"{where} cannot be reached: {describe(error)}") from error
+        return response.status_code, bytes(answer)
 
     def _client(self) -> httpx.AsyncClient:
         """One pool of connections per event loop: they cannot move between loops."""

@@ -71,8 +71,8 @@ class Here:
     @contextlib.contextmanager
     def session(self, task: Task, *, seed: int) -> Iterator[Any]:
         given: dict[str, Any] = {}
-        if self.world.declared.level != "none":
-            given["sandbox"] = self._sandboxes.open(self.world.declared.need, image=self.world.declared.image)
+        if self.world.needs.kind != "none":
+            given["sandbox"] = self._sandboxes.open(self.world.needs.sandbox, image=self.world.needs.image)
         opened = self.world.open(task, seed=seed, **given)
         try:
             yield opened

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "ludus"
-ROOT = {"types", "errors", "config", "plugins", "seeds", "garbage", "__init__"}
+ROOT = {"types", "errors", "config", "plugins", "openai_format", "seeds", "garbage", "__init__"}
 """What every folder may import."""
 MAY_IMPORT = {
     "wire": set(),
@@ -39,6 +39,7 @@ MAY_IMPORT = {
     "errors": set(),
     "config": set(),
     "plugins": set(),
+    "openai_format": set(),
     "seeds": set(),
     "garbage": set(),
     "__init__": set(),
@@ -51,6 +52,7 @@ MUST_NEVER_SEE = {
     "config": TORCH | HTTP | {"numpy"},
     "plugins": TORCH | HTTP | {"numpy"},
     "algorithms": TORCH | HTTP,
+    "openai_format": TORCH | HTTP | {"pydantic"},
     "wire": TORCH,
     "processes": TORCH | HTTP,
     "hosting": TORCH | HTTP,

@@ -11,7 +11,6 @@ from ludus.types import (
     Sequence,
     Stop,
     Task,
-    Tool,
     Trajectory,
     Turn,
     frozen_array,
@@ -110,9 +109,3 @@ def test_counts_of_tokens_and_invalid_turns():
     assert (trajectory.num_sampled, trajectory.num_invalid) == (9, 2)
     row = make_sequence(sampled=[0, 1, 1], versions=[0, 1, 1], turns=[0, 0, 0])
     assert (row.num_sampled, len(row), Batch((row, row)).num_tokens) == (2, 3, 6)
-
-
-def test_a_tool_writes_itself_in_openai_function_format():
-    tool = Tool("guess", "Guess.", {"type": "object"})
-    function = {"name": "guess", "description": "Guess.", "parameters": {"type": "object"}}
-    assert tool.openai() == {"type": "function", "function": function}

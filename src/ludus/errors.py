@@ -1,19 +1,19 @@
-"""Every failure, named by the border it crossed.
+"""Every error of Ludus, by the part that failed.
 
     LudusError
-    ├── ConfigError          a run file, override, name or option that cannot be honoured (also a ValueError)
-    ├── EnvironmentFailed    an environment's own code raised, hung or answered nonsense
-    │   ├── TurnTimeout      one call into it took longer than a turn may
-    │   └── SandboxFailed    what the environment's code runs in
+    ├── ConfigError          an invalid run file, override, name or option (also a ValueError)
+    ├── EnvironmentFailed    an environment's own code raised, hung or returned an invalid value
+    │   ├── TurnTimeout      one call into it exceeded the time limit of a turn
+    │   └── SandboxFailed    the sandbox of the environment's code
     ├── WorkerLost           the process that hosted a session is gone
-    ├── ControllerFailed     the service that places sessions refused, or cannot be reached
-    ├── EngineFailed         generation or a weight load went wrong
-    │   └── EngineLost       the server that generates cannot be reached
+    ├── ControllerFailed     the controller refused, or cannot be reached
+    ├── EngineFailed         generation or loading weights failed
+    │   └── EngineLost       the inference server cannot be reached
     ├── TrainerFailed        an optimiser step that must not be applied
     ├── CheckpointFailed     a checkpoint that cannot be written or read
     └── StoreFailed          the run folder cannot be written or read
 
-A failed session is data: `border` names the failure where it happens, `rollout.play` records it, nobody else catches it.
+A failed session is data: `border` names the failure, and only `rollout.play` catches it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from contextlib import contextmanager
 
 
 class LudusError(Exception):
-    """Base of all errors a user can meet. The message says what, got, expected, and the next move."""
+    """Base class. A message says what failed, got, expected, and what to do next."""
 
 
 class ConfigError(LudusError, ValueError):
@@ -52,7 +52,8 @@ class ControllerFailed(LudusError):
     def __init__(self, message: str, *, status: int = 503) -> None:
         super().__init__(message)
         self.status = status
-        """The HTTP status that says the same: 401 who are you, 403 not yours, 404 unknown, 409 conflict, 413, 429, 503 full."""
+        """HTTP status: 401 unauthenticated, 403 forbidden, 404 unknown, 409 conflict, 413 too
+        large, 429 too many requests, 503 no free slot."""
 
 
 class EngineFailed(LudusError):
@@ -77,17 +78,17 @@ class StoreFailed(LudusError):
 
 @contextmanager
 def border(failure: type[LudusError], where: str) -> Iterator[None]:
-    """Names whatever crosses this border: `with border(EnvironmentFailed, "guess/train/3 turn 2"): ...`. Works around awaits too."""
+    """Raises what is raised inside as `failure`: `with border(EnvironmentFailed, "turn 2")`."""
     try:
         yield
     except (LudusError, asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # foreign code may raise anything, BaseException included
+    except BaseException as error:  # third-party code may raise anything
         raise failure(f"{where}: {describe(error)}") from error
 
 
 def first_fault(faults: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one that was first in a group, however deep: what a user should read."""
+    """The first exception of a group, at any depth."""
     fault: BaseException = faults
     while isinstance(fault, BaseExceptionGroup):
         fault = fault.exceptions[0]
@@ -100,6 +101,6 @@ def describe(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """' Did you mean "lr"?' for an error message, or nothing."""
+    """ " Did you mean 'lr'?" for an error message, or an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {close[0]!r}?" if close else ""

@@ -74,10 +74,6 @@ class Tool:
     description: str
     parameters: Mapping[str, Any]
 
-    def openai(self) -> dict[str, Any]:
-        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
-        return {"type": "function", "function": function}
-
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:

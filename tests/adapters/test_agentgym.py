@@ -434,10 +434,10 @@ def test_ids_come_as_a_list_as_ranges_or_from_a_file(tmp_path):
         ({"family": "textcraf"}, "Did you mean 'textcraft'"),
         ({"url": "localhost:3000"}, "expected http://"),
         ({"train": "0-9", "test": "9-12"}, "1 of 4 test ids are train ids too, e.g. 9"),
-        ({"train": "a-b"}, "no id and no range"),
+        ({"train": "a-b"}, "neither an id nor a range"),
         ({"train": "9-3"}, "ends before it begins"),
         ({"train": "missing.json"}, "cannot be read"),
-        ({"family": "webarena"}, "give options train and test"),
+        ({"family": "webarena"}, "set options train and test"),
         ({"trian": "1"}, "Did you mean 'train'"),
     ],
 )

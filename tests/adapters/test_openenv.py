@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ludus.adapters.openenv import manner_of
+from ludus.adapters.openenv import action_format
 from ludus.environments import make
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.hosting.host import Host
@@ -147,9 +147,9 @@ def test_markup_and_control_characters_stay_text():
 
 
 def test_a_field_can_be_named_where_the_schema_leaves_it_open():
-    assert manner_of(SCHEMAS["action"], field="move").field == "move"
+    assert action_format(SCHEMAS["action"], field="move").field == "move"
     with pytest.raises(ConfigError, match="the server's actions have move, num"):
-        manner_of(SCHEMAS["action"], field="moove")
+        action_format(SCHEMAS["action"], field="moove")
 
 
 def test_a_url_where_nobody_answers_fails_the_session():

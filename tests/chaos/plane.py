@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from ludus.sandboxes import cgroups, detect
-from ludus.sandboxes.lease import home_of
+from ludus.sandboxes.owner import home_of
 from tests.chaos.schedule import SERVICES, Kill, Victim
 from tests.ports import free_port
 

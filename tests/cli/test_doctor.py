@@ -43,7 +43,7 @@ def test_what_is_needed_and_does_not_work_is_exit_code_1(monkeypatch):
     assert call().exit_code == 0
     answer = call("container")
     assert answer.exit_code == 1
-    assert "nobody answers at /nowhere/at/all -> " in answer.output
+    assert "no service answers at /nowhere/at/all -> " in answer.output
 
 
 def test_an_unknown_name_is_answered_with_the_near_one():

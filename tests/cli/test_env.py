@@ -48,7 +48,7 @@ def test_check_fails_with_what_to_do():
     result = ludus("check", "tests.environments.authored:SeedInPrompt", "--tasks", "1")
     assert result.exit_code == 1
     assert "error: the first prompt of 'seed_in_prompt/train/0' changes with the seed" in result.output
-    assert "-> let the task's data decide" in result.output
+    assert "-> use only the task's data" in result.output
 
 
 @pytest.mark.parametrize(

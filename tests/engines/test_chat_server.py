@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 
-from ludus.engines.chat_server import ChatServer, read_action, to_openai
+from ludus.engines.chat_server import ChatServer
 from ludus.errors import EngineFailed, EngineLost
+from ludus.openai_format import tool_to_openai
 from ludus.types import Action, Message, Sampling, Tool, ToolCall
 from tests.launch.chat_stub import ChatStub
 
@@ -37,7 +37,7 @@ def test_what_is_asked_is_sent_and_what_is_said_comes_back():
     (body,) = stub.bodies
     assert body["model"] == "stub"
     assert body["messages"] == [{"role": "system", "content": "Play."}, {"role": "user", "content": "1 to 9?"}]
-    assert body["tools"] == [GUESS.openai()]
+    assert body["tools"] == [tool_to_openai(GUESS)]
     assert (body["max_tokens"], body["temperature"], body["user"]) == (7, 0.5, "s1")
     assert 0 <= body["seed"] < 2**31
 
@@ -48,29 +48,6 @@ def test_without_tools_the_field_is_left_out_and_a_server_need_not_count():
     assert "tools" not in stub.bodies[0]
     assert stub.bodies[0]["model"] == "named"
     assert answer.num_tokens == 0
-
-
-def test_a_conversation_with_calls_is_written_as_the_protocol_wants_it():
-    call = Message("assistant", "", tool_calls=(ToolCall("guess", {"number": 4}, id="c1"),))
-    written = to_openai(call)["tool_calls"][0]
-    assert (written["id"], json.loads(written["function"]["arguments"])) == ("c1", {"number": 4})
-    assert to_openai(Message("tool", "higher", tool_call_id="c1"))["tool_call_id"] == "c1"
-
-
-@pytest.mark.parametrize(
-    "raw", [{}, "guess", {"function": {"name": ""}}, {"function": {"name": "guess", "arguments": "{4"}},
-            {"function": {"name": "guess", "arguments": "[4]"}}]
-)  # fmt: skip
-def test_a_call_that_cannot_be_read_is_a_problem_and_is_kept_as_text(raw):
-    action = read_action({"content": "So:", "tool_calls": [raw]})
-    assert action.problem
-    assert action.tool_calls == ()
-    assert json.dumps(raw, ensure_ascii=False) in action.content
-
-
-def test_a_call_without_an_id_gets_one():
-    raw = {"function": {"name": "guess", "arguments": {}}}
-    assert [call.id for call in read_action({"tool_calls": [raw, raw]}).tool_calls] == ["call_0", "call_1"]
 
 
 def test_a_server_that_is_not_there_or_refuses_is_named(monkeypatch):

@@ -12,8 +12,8 @@ check_module = sys.modules["ludus.checks.check"]
 FAKE = "ludus.environments.fake:FakeEnvironment"
 
 
-def whats(report, level="error"):
-    return " | ".join(finding.what for finding in report.findings if finding.level == level)
+def whats(report, severity="error"):
+    return " | ".join(finding.what for finding in report.findings if finding.severity == severity)
 
 
 @pytest.mark.parametrize("author", [authored.Adder, authored.AsyncAdder, authored.Typed])
@@ -55,8 +55,8 @@ def test_the_audit_has_nothing_to_say_about_a_sound_environment(author):
         (authored.PaysForNonsense, "an invalid action at 'pays_for_nonsense/train/0' pays 0.1"),
         (authored.PaysAnyAnswer, "said every turn, solves 6 of 6 tasks"),
         (authored.PaysEveryTime, "said every turn, earns 3 at 'pays_every_time/train/0', the solver 1\n"),
-        (authored.PaysToAndFro, "a player that does what paid again earns 2"),
-        (authored.TellsItsAnswer, "the final answer stands in the first prompt of 12 of 12 tasks, e.g. '100'"),
+        (authored.PaysToAndFro, "a player that repeats a rewarded action earns 2"),
+        (authored.TellsItsAnswer, "the first prompt of 12 of 12 tasks contains the final answer, e.g. '100'"),
         (authored.SharesDev, "3 test tasks are also dev tasks"),
         (authored.FailsInDev, "fails_in_dev/dev/0: start raised ValueError"),
     ],

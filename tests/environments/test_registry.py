@@ -56,7 +56,7 @@ def test_a_module_is_a_source():
         ("def broken(", "{path}", "cannot be imported: SyntaxError"),
         ("", "{path}.missing.py", "does not exist"),
         ("", "no.such.module:Class", "module 'no.such.module' cannot be imported"),
-        ("", "something", "neither file.py, file.py:Class nor module:Class"),
+        ("", "something", "expected file.py, file.py:Class or module:Class"),
     ],
 )
 def test_a_source_that_cannot_be_used_says_why(tmp_path, text, source, message):

@@ -9,13 +9,14 @@ from ludus.environments import tool
 from ludus.environments.signature import BadArguments
 from ludus.environments.tools import random_value, tools_of
 from ludus.errors import ConfigError
+from ludus.openai_format import tool_to_openai
 from tests.environments.authored import Adder, AsyncAdder, Typed
 
 MIX = {"number": 1, "share": 2, "mode": "fast", "colour": "red", "names": ["x"], "table": {"a": 1}}
 
 
 def test_a_typed_method_becomes_an_openai_function():
-    answer = tools_of(Adder)["answer"].tool.openai()
+    answer = tool_to_openai(tools_of(Adder)["answer"].tool)
     assert answer == {
         "type": "function",
         "function": {

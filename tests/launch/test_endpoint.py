@@ -15,6 +15,7 @@ from ludus.engines.server import ServerEngine
 from ludus.errors import EngineLost
 from ludus.launch.serving.endpoint import make_app
 from ludus.models.loading.load import load_model, load_tokenizer
+from ludus.openai_format import tool_to_openai
 from ludus.rollout.chat import Chat
 from ludus.types import Message, Sampling, Tool
 from tests.e2e.runs import make_config
@@ -70,7 +71,7 @@ def test_the_same_seed_gives_the_same_tokens_and_another_seed_others(url):
 
 
 def test_a_chat_is_rendered_and_read_as_in_training(url, chat):
-    tools = [GUESS.openai()]
+    tools = [tool_to_openai(GUESS)]
     answer = post(url, "/chat/completions", {"messages": ASKED, "tools": tools, "max_tokens": 16, "seed": 1}).json()
     expected = chat.transcript().start((Message("system", "Play."), Message("user", "1 to 9?")), (GUESS,))
     assert answer["usage"]["prompt_tokens"] == len(expected)
@@ -84,7 +85,7 @@ def test_a_conversation_with_calls_and_results_goes_on(url):
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "c1", "content": "higher"},
     ]
-    answer = post(url, "/chat/completions", {"messages": history, "tools": [GUESS.openai()], "max_tokens": 4})
+    answer = post(url, "/chat/completions", {"messages": history, "tools": [tool_to_openai(GUESS)], "max_tokens": 4})
     assert answer.status_code == 200, answer.text
 
 

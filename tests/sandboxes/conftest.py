@@ -19,7 +19,7 @@ import pytest
 from ludus.sandboxes import detect
 from ludus.sandboxes.docker_api import DockerApi
 from ludus.sandboxes.provider import Sandboxes
-from ludus.sandboxes.sandbox import Level, Need, Room
+from ludus.sandboxes.sandbox import Kind, Need, Room
 
 IMAGE = "localhost/ludus-busybox:latest"
 ROOM = Room(memory_mb=64, num_processes=40, cpus=1.0, disk_mb=16)
@@ -143,19 +143,19 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandboxes]:
     sandboxes.close()
 
 
-def need(level: Level, request: pytest.FixtureRequest) -> Need:
+def need(kind: Kind, request: pytest.FixtureRequest) -> Need:
     """What a test asks for, once this machine is known to have it."""
-    if level == "container":
+    if kind == "container":
         os.environ["DOCKER_HOST"] = f"unix://{request.getfixturevalue('container_service')}"
-    driver = detect.driver(level)
+    driver = detect.driver(kind)
     if not driver.works:
         pytest.skip(f"{driver.says}. {driver.remedy}")
-    return Need(level, image=IMAGE if level == "container" else "", room=ROOM)
+    return Need(kind, image=IMAGE if kind == "container" else "", room=ROOM)
 
 
 @pytest.fixture(scope="module")
 def sandbox(request: pytest.FixtureRequest, provider: Sandboxes):
-    """Of the level that the test is parametrised with; one for the tests of a file, for starting a container takes a while."""
+    """Of the kind that the test is parametrised with; one for the tests of a file, for starting a container takes a while."""
     opened = provider.open(need(request.param, request), session="s1")
     yield opened
     opened.close()
@@ -169,5 +169,5 @@ def own_sandbox(request: pytest.FixtureRequest, provider: Sandboxes):
     opened.close()
 
 
-def on(*levels: Level, fixture: str = "sandbox"):
-    return pytest.mark.parametrize(fixture, levels, indirect=True)
+def on(*kinds: Kind, fixture: str = "sandbox"):
+    return pytest.mark.parametrize(fixture, kinds, indirect=True)

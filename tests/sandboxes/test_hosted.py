@@ -121,6 +121,6 @@ asyncio.run(host())
 
 
 def leaves_no_label(sandboxes: Sandboxes, state: Path) -> bool:
-    """A pen's lease ends with the pen, a moment after its worker."""
+    """A pen's owner ends with the pen, a moment after its worker."""
     sandboxes.sweep()
     return list((state / "labels").iterdir()) == []

@@ -164,7 +164,7 @@ def test_code_inside_has_no_rights_and_gets_none(sandbox):
     assert lines["NoNewPrivs"].strip() == "1"
     assert status.splitlines()[-1] == "65534"
     assert not sandbox.run("mount -t tmpfs none /tmp").ok
-    assert not sandbox.run("unshare -U true").ok or sandbox.level == "container"
+    assert not sandbox.run("unshare -U true").ok or sandbox.kind == "container"
 
 
 @contained
@@ -224,7 +224,7 @@ def test_a_fork_bomb_stays_within_its_number_of_processes(sandbox):
 
 @contained
 def test_two_sandboxes_do_not_see_each_other(sandbox, provider, request):
-    other = provider.open(need(sandbox.level, request), session="s3")
+    other = provider.open(need(sandbox.kind, request), session="s3")
     try:
         sandbox.write("/tmp/mine", "secret")
         shell = sandbox.shell()

@@ -12,7 +12,7 @@ import pytest
 
 from ludus.sandboxes import cgroups, reaper
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.lease import Lease, home_of, is_alive
+from ludus.sandboxes.owner import Owner, home_of, is_alive
 from ludus.sandboxes.provider import Sandboxes, _quietly
 from ludus.sandboxes.sandbox import Need
 from tests.sandboxes.conftest import IMAGE, make_state, need, new_marker, sleeping, wait_for
@@ -22,19 +22,19 @@ import sys, time
 from pathlib import Path
 from ludus.sandboxes.provider import Sandboxes
 from ludus.sandboxes.sandbox import Need, Room
-level, image, state, sleep = sys.argv[1:]
+kind, image, state, sleep = sys.argv[1:]
 sandboxes = Sandboxes(run="doomed", state=Path(state), warm=0)
-sandbox = sandboxes.open(Need(level, image=image, room=Room(memory_mb=64, disk_mb=16)), session="s1")
+sandbox = sandboxes.open(Need(kind, image=image, room=Room(memory_mb=64, disk_mb=16)), session="s1")
 shell = sandbox.shell()
 print(shell.run(f"setsid sleep {sleep} >/dev/null 2>&1 & sleep {sleep} & echo ready").stdout.strip(), flush=True)
 time.sleep(1000)
 """
 
 
-def start_owner(level: str, state: Path, marker: str) -> subprocess.Popen[str]:
-    image = IMAGE if level == "container" else ""
+def start_owner(kind: str, state: Path, marker: str) -> subprocess.Popen[str]:
+    image = IMAGE if kind == "container" else ""
     owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, level, image, str(state), marker], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", OWNER, kind, image, str(state), marker], stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
     assert owner.stdout.readline().strip() == "ready"
@@ -51,17 +51,17 @@ def state(tmp_path: Path) -> Path:
     return make_state(tmp_path)
 
 
-@pytest.mark.parametrize("level", ["process", "namespace", "container"])
-def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, request):
-    need(level, request)
+@pytest.mark.parametrize("kind", ["process", "namespace", "container"])
+def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(kind, state, request):
+    need(kind, request)
     marker = new_marker()
-    owner = start_owner(level, state, marker)
+    owner = start_owner(kind, state, marker)
     try:
         assert wait_for(lambda: len(sleeping(marker)) == 2), "both have been forked, and become sleeps in a moment"
         assert reaper.sweep(state) == [], "a live owner's things are not touched"
     finally:
         kill(owner)
-    if level == "namespace":
+    if kind == "namespace":
         assert wait_for(lambda: not sleeping(marker)), "a namespace ends with its owner, without a reaper"
     with_reaper = Sandboxes(state=state, warm=0)
     try:
@@ -70,7 +70,7 @@ def test_after_kill_9_of_its_owner_nothing_of_a_sandbox_is_left(level, state, re
         assert list((state / "labels").iterdir()) == []
         assert list((state / "folders").iterdir()) == []
         assert len(list((state / "leases").iterdir())) == 1, "only the reaper's own"
-        if level == "container":
+        if kind == "container":
             api = DockerApi(Path(os.environ["DOCKER_HOST"].removeprefix("unix://")))
             assert api.containers(f"ludus.home={home_of(state)}") == []
             api.close()
@@ -84,30 +84,30 @@ def leaves_no_group(sandboxes: Sandboxes, state: Path) -> bool:
     return cgroups.leftovers(home_of(state)) == {}
 
 
-def test_a_holder_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
+def test_an_init_process_that_is_killed_takes_its_namespaces_along_and_is_replaced(state, request):
     asked = need("namespace", request)
-    with_holder = Sandboxes(state=state, warm=0)
+    provider = Sandboxes(state=state, warm=0)
     marker = new_marker()
     try:
-        sandbox = with_holder.open(asked)
+        sandbox = provider.open(asked)
         sandbox.shell().run(f"sleep {marker} &")
         assert wait_for(lambda: len(sleeping(marker)) == 1)
-        with_holder._holder._process.kill()
+        provider._init._process.kill()
         assert wait_for(lambda: not sleeping(marker))
-        with_holder._holder._process.wait()
-        assert with_holder.open(asked).run("echo new").stdout == "new\n"
+        provider._init._process.wait()
+        assert provider.open(asked).run("echo new").stdout == "new\n"
     finally:
-        with_holder.close()
+        provider.close()
 
 
-def test_a_stopped_holder_does_not_save_what_hangs_on_it(state, request):
+def test_a_stopped_init_process_does_not_save_its_namespaces(state, request):
     """The worst case: it cannot notice its owner's death. The reaper finds it by its mark."""
     need("namespace", request)
     marker = new_marker()
     owner = start_owner("namespace", state, marker)
     assert wait_for(lambda: len(sleeping(marker)) == 2)
-    holders = [int(pid) for pid in _children(owner.pid)]
-    inner = [pid for holder in holders for pid in _children(holder)]
+    inits = [int(pid) for pid in _children(owner.pid)]
+    inner = [pid for init in inits for pid in _children(init)]
     for pid in inner:
         os.kill(pid, signal.SIGSTOP)
     kill(owner)
@@ -124,8 +124,8 @@ def test_closing_the_provider_leaves_nothing(state, request):
     sandboxes = Sandboxes(state=state, run="r", warm=0)
     sandbox = sandboxes.open(asked, session="s9")
     label = json.loads((state / "labels" / sandbox.label.id).read_text())
-    assert (label["run"], label["session"], label["level"]) == ("r", "s9", "namespace")
-    assert is_alive(state, label["lease"])
+    assert (label["run"], label["session"], label["kind"]) == ("r", "s9", "namespace")
+    assert is_alive(state, label["owner"])
     sandboxes.open(Need("process"))
     sandboxes.close()
     assert [str(each) for folder in ("labels", "folders", "leases") for each in (state / folder).iterdir()] == []
@@ -150,28 +150,28 @@ def test_another_homes_leases_are_none_of_our_business(tmp_path):
     first, second = tmp_path / "a", tmp_path / "b"
     first.mkdir()
     second.mkdir()
-    lease = Lease(first)
-    Lease(second).release()
+    owner = Owner(first)
+    Owner(second).release()
     assert home_of(first) != home_of(second)
     assert reaper.sweep(second) == []
-    assert is_alive(first, lease.id)
-    lease.release()
-    assert not is_alive(first, lease.id)
+    assert is_alive(first, owner.id)
+    owner.release()
+    assert not is_alive(first, owner.id)
 
 
-def test_a_lease_ends_with_its_process_and_not_before(state):
-    Lease(state).release()
+def test_an_owner_ends_with_its_process_and_not_before(state):
+    Owner(state).release()
     held = (
-        "import sys, time; from pathlib import Path; from ludus.sandboxes.lease import Lease; "
-        "print(Lease(Path(sys.argv[1])).id, flush=True); time.sleep(1000)"
+        "import sys, time; from pathlib import Path; from ludus.sandboxes.owner import Owner; "
+        "print(Owner(Path(sys.argv[1])).id, flush=True); time.sleep(1000)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", held, str(state)], stdout=subprocess.PIPE, text=True)
-    lease = owner.stdout.readline().strip()
-    assert is_alive(state, lease)
-    assert is_alive(state, lease), "asking does not end it"
-    kill(owner)
-    assert not is_alive(state, lease)
-    assert reaper.sweep(state) == [f"lease {lease}"]
+    process = subprocess.Popen([sys.executable, "-c", held, str(state)], stdout=subprocess.PIPE, text=True)
+    owner = process.stdout.readline().strip()
+    assert is_alive(state, owner)
+    assert is_alive(state, owner), "asking does not end it"
+    kill(process)
+    assert not is_alive(state, owner)
+    assert reaper.sweep(state) == [f"owner {owner}"]
 
 
 def test_a_process_that_ends_without_closing_them_takes_its_sandboxes_along_in_silence(state):

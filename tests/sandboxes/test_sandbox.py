@@ -5,18 +5,18 @@ import pytest
 from ludus.errors import ConfigError, SandboxFailed
 from ludus.sandboxes.container import body
 from ludus.sandboxes.fake import FakeSandbox, FakeSandboxes
+from ludus.sandboxes.process_handle import finish
 from ludus.sandboxes.provider import Sandboxes, need_of
-from ludus.sandboxes.running import finish
-from ludus.sandboxes.sandbox import LEVELS, Finished, Label, Limits, Mount, Need, level_of
+from ludus.sandboxes.sandbox import KINDS, Finished, Label, Limits, Mount, Need, kind_of
 
 
 def test_levels_go_from_the_least_contained_to_the_most():
-    assert LEVELS == ("none", "process", "namespace", "container")
+    assert KINDS == ("none", "process", "namespace", "container")
 
 
 def test_an_unknown_level_is_answered_with_the_near_one():
     with pytest.raises(ConfigError, match="Did you mean 'namespace'"):
-        level_of("namespaces")
+        kind_of("namespaces")
 
 
 def test_a_need_is_its_level_or_all_of_it():
@@ -32,7 +32,7 @@ def test_a_container_is_told_every_limit_and_has_no_right():
     assert told["Labels"] == {
         "ludus.home": "h",
         "ludus.id": "h-l-1",
-        "ludus.lease": "h-l",
+        "ludus.owner": "h-l",
         "ludus.run": "r",
         "ludus.session": "s",
     }
@@ -52,7 +52,7 @@ def test_a_container_is_told_every_limit_and_has_no_right():
 def test_a_container_without_an_image_is_refused_at_the_start(monkeypatch):
     from ludus.sandboxes import detect
 
-    monkeypatch.setattr(detect, "driver", lambda level: detect.Driver(level, True, "works"))
+    monkeypatch.setattr(detect, "driver", lambda kind: detect.Driver(kind, True, "works"))
     with pytest.raises(ConfigError, match="needs an image"):
         Sandboxes().require(Need("container"))
 
@@ -61,10 +61,10 @@ def test_what_this_machine_cannot_give_is_refused_with_the_doctors_line(monkeypa
     from ludus.sandboxes import detect
 
     monkeypatch.setattr(
-        detect, "driver", lambda level: detect.Driver(level, False, "bubblewrap is not installed", "Install it.")
+        detect, "driver", lambda kind: detect.Driver(kind, False, "bubblewrap is not installed", "Install it.")
     )
     with pytest.raises(
-        ConfigError, match=r"'namespace' is not to be had on this machine: bubblewrap is not installed. Install it."
+        ConfigError, match=r"'namespace' does not work on this machine: bubblewrap is not installed. Install it."
     ):
         Sandboxes().require(Need("namespace"))
 
@@ -113,6 +113,6 @@ def test_the_fake_provider_remembers_what_was_asked_for():
     sandboxes.open(Need("namespace"), session="s")
     sandboxes.close()
     ((need, session, sandbox),) = sandboxes.opened
-    assert (need.level, session, sandbox.num_closed) == ("namespace", "s", 1)
+    assert (need.kind, session, sandbox.num_closed) == ("namespace", "s", 1)
     with pytest.raises(SandboxFailed):
         FakeSandboxes(fails=True).open(Need("namespace"))

@@ -1,7 +1,7 @@
-"""A Gymnasium environment by its id. Promise: `terminated` ends a session as done, the time limit of the id ends it as max_turns.
+"""A Gymnasium environment by its id. `terminated` is done, the time limit is max_turns.
 
-The task's seed makes the world; what happens by chance afterwards comes from the attempt's own seed, so that attempts at a task start alike
-and still differ. Gymnasium's words (reset, step, terminated, truncated) stop here.
+The task's seed makes the world and the attempt's seed the noise after reset, so that attempts at a
+task start alike.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import copy
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from ludus.adapters.outside import as_text, imported, refuse_after_done
-from ludus.adapters.spaces import ActionWords, NotInSpace, check_renderable, described, rendered
-from ludus.environments.environment import Isolation
+from ludus.adapters.outside import as_text, imported, opening, refuse_after_done, refused, reply_to, seed_tasks
+from ludus.adapters.spaces import ActionText, NotInSpace, check_renderable, described, rendered
+from ludus.environments.environment import EnvironmentBase
+from ludus.environments.needs import Isolation, Needs
 from ludus.environments.registry import find
 from ludus.errors import ConfigError, describe
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
-FIRST_TEST_SEED = 1_000_000
-"""Far from the train seeds, and the same however many of those there are."""
 TOOL = "act"
 _COLOURED = re.compile(r"\x1b\[([0-9;]+)m(.*?)\x1b\[0m", re.DOTALL)
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 Render = Callable[[Any, Any], str]
 
 
-class Gymnasium:
+class Gymnasium(EnvironmentBase):
     def __init__(
         self,
         *,
@@ -43,35 +43,36 @@ class Gymnasium:
         isolation: Isolation = "none",
         name: str = "gymnasium",
     ) -> None:
-        """id: as gymnasium.make takes it, "module:Id-v0" imports the module first; make: its further arguments.
-        render: "space" writes the observation out, "ansi" takes its own text picture, module:function(observation, env) is yours.
-        actions: names for the numbers of a Discrete space; tool: the model acts by calling a tool instead of by plain text.
-        max_turns: 0 takes the id's own time limit; num_train, num_test: how many seeds.
-        isolation: "process" for an environment that leaks, or that holds a browser or a JVM.
+        """id: as for gymnasium.make; "module:Id-v0" imports the module first. make: further
+        arguments of gymnasium.make.
+        render: "space" (observation as text), "ansi" (the environment's own text rendering) or a
+        function module:function(observation, env).
+        actions: names for the actions of a Discrete space. tool: the model acts by calling a tool,
+        not by plain text.
+        max_turns: 0 uses the id's time limit. num_train, num_test: number of seeds, each a task.
+        isolation: "process" for an environment that leaks memory, or that holds a browser or a JVM.
         """
         self._gymnasium = imported("gymnasium", extra="gymnasium")
         self.name = name
-        self.options: dict[str, Any] = {
+        self.options = {
             "id": id, "make": make or {}, "prompt": prompt, "render": render, "actions": actions or [], "tool": tool,
             "max_turns": max_turns, "num_train": num_train, "num_test": num_test, "isolation": isolation,
         }  # fmt: skip
-        self.tool, self.isolation = tool, isolation
+        self.tool, self.needs = tool, Needs(isolation=isolation)
         trial = self.new()
         try:
-            self.words = ActionWords(trial.action_space, names=actions or ())
+            self.actions = ActionText(trial.action_space, names=actions or ())
             self._render = self._renderer(render, trial.observation_space)
             limit = trial.spec.max_episode_steps if trial.spec else None
         finally:
             trial.close()
-        self.max_turns: int | None = max_turns or limit
+        self.max_turns = max_turns or limit
         self.description = prompt or self._explain()
 
     def tasks(self, split: str) -> list[Task]:
-        first, num = {"train": (0, "num_train"), "test": (FIRST_TEST_SEED, "num_test")}.get(split, (0, ""))
-        seeds = range(first, first + int(self.options.get(num, 0)))
-        return [Task(f"{self.name}/{split}/{seed}", self.name, split, {"seed": seed}) for seed in seeds]
+        return seed_tasks(self, split)
 
-    def open(self, task: Task, *, seed: int) -> GymnasiumSession:
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> GymnasiumSession:
         return GymnasiumSession(self, task, seed=seed)
 
     def new(self) -> Any:
@@ -79,10 +80,10 @@ class Gymnasium:
         if self.options["render"] == "ansi":
             keywords["render_mode"] = "ansi"
         try:
-            # without its TimeLimit: our turn limit is the same number, and says so in the trajectory's stop
+            # without TimeLimit: our max_turns is the same, and is recorded as the stop
             world = self._gymnasium.make(self.options["id"], max_episode_steps=-1, disable_env_checker=True, **keywords)
             world.spec.max_episode_steps = self._gymnasium.spec(self.options["id"]).max_episode_steps
-        except Exception as error:  # whatever the id's module raises
+        except Exception as error:  # third-party code: the id's module may raise anything
             raise ConfigError(f"gymnasium cannot make {self.options['id']!r}: {describe(error)}") from error
         return world
 
@@ -100,8 +101,8 @@ class Gymnasium:
 
     def _explain(self) -> str:
         how = f"Act by calling the tool {TOOL}" if self.tool else "Answer with your action and nothing else"
-        words = f"one of {', '.join(self.words.names)}" if self.words.names else described(self.words.space)
-        return f"You are in the environment {self.options['id']}. {how}: {words}."
+        form = f"one of {', '.join(self.actions.names)}" if self.actions.names else described(self.actions.space)
+        return f"You are in the environment {self.options['id']}. {how}: {form}."
 
 
 class GymnasiumSession:
@@ -116,15 +117,14 @@ class GymnasiumSession:
         observation, _ = self._world.reset(seed=self._task.data["seed"])
         text = environment.show(observation, self._world)
         self._world.unwrapped.np_random = environment._gymnasium.utils.seeding.np_random(self._seed % 2**32)[0]
-        messages = (Message("system", environment.description), Message("user", text))
-        return Observation(messages=messages, tools=(self._tool(),) if environment.tool else ())
+        return opening(environment.description, text, tools=(self._tool(),) if environment.tool else ())
 
     def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
         try:
             chosen, reply = self._read(action)
         except NotInSpace as problem:
-            return Observation(messages=(Message("user", str(problem)),), invalid=True)
+            return refused(str(problem))
         observation, reward, terminated, truncated, _ = self._world.step(chosen)
         self._done = bool(terminated or truncated)
         return Observation(
@@ -140,33 +140,32 @@ class GymnasiumSession:
             world.close()
 
     def random_action(self, rng: random.Random) -> Action:
-        space = copy.deepcopy(self._environment.words.space)  # it keeps its own random state
+        space = copy.deepcopy(self._environment.actions.space)  # it keeps its own random state
         space.seed(rng.getrandbits(31))
-        text = self._environment.words.write(space.sample())
+        text = self._environment.actions.write(space.sample())
         return Action(tool_calls=(ToolCall(TOOL, {"action": text}),)) if self._environment.tool else Action(text)
 
     def _read(self, action: Action) -> tuple[Any, Callable[[str], Message]]:
         if not self._environment.tool:
             if action.tool_calls:
                 raise NotInSpace("no tools here. answer in plain text")
-            return self._environment.words.read(action.content), lambda text: Message("user", text)
-        if (
-            len(action.tool_calls) != 1
-            or action.tool_calls[0].name != TOOL
-            or set(action.tool_calls[0].arguments) != {"action"}
-        ):
+            return self._environment.actions.read(action.content), partial(reply_to, None)
+        if [(call.name, set(call.arguments)) for call in action.tool_calls] != [(TOOL, {"action"})]:
             raise NotInSpace(f"call the tool {TOOL} once, with the argument action")
         call = action.tool_calls[0]
-        chosen = self._environment.words.read(as_text(call.arguments["action"]))
-        return chosen, lambda text: Message("tool", text, tool_call_id=call.id, name=TOOL)
+        return self._environment.actions.read(as_text(call.arguments["action"])), partial(reply_to, call)
 
     def _tool(self) -> Tool:
-        schema = {"type": "object", "properties": {"action": self._environment.words.schema()}, "required": ["action"]}
+        schema = {
+            "type": "object",
+            "properties": {"action": self._environment.actions.schema()},
+            "required": ["action"],
+        }
         return Tool(TOOL, "Act in the environment.", schema)
 
 
 def without_colours(picture: str) -> str:
-    """Terminal colours say where things are: a background becomes [x], a foreground x{blue}."""
+    """Terminal colours as text: a background becomes [x], a foreground x{blue}."""
 
     def plain(match: re.Match[str]) -> str:
         numbers = [int(number) for number in match[1].split(";") if number]

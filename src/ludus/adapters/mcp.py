@@ -1,7 +1,8 @@
-"""The tools of an MCP server as an environment. The server has tools and nothing else: prompt, reward and reset come from the task.
+"""The tools of an MCP server as an environment; prompt, reward and reset come from the task.
 
-A session ends when the model answers without calling a tool; that answer is compared with the task's, or judged by a function of yours.
-Every session of a stdio server has a process of its own, in a sandbox that the host starts and ends.
+A session ends when the model answers without calling a tool; the answer is compared with the
+task's, or judged by a function of yours. Each session of a stdio server has its own process, in a
+sandbox that the host starts and ends.
 """
 
 from __future__ import annotations
@@ -16,27 +17,27 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ludus.adapters.mcp_wire import LastWords, Line, Streams, http_streams, process_streams
-from ludus.adapters.outside import as_text, imported, refuse_after_done
+from ludus.adapters.mcp_wire import McpClient, http_streams, process_streams
+from ludus.adapters.outside import as_text, imported, opening, random_call, refuse_after_done, refused, reply_to
+from ludus.environments.environment import EnvironmentBase
+from ludus.environments.needs import Needs
 from ludus.environments.registry import find
-from ludus.environments.sandboxing import Declared
-from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
-from ludus.sandboxes.running import Running
+from ludus.openai_format import tool_to_openai
 from ludus.sandboxes.sandbox import Mount, Need
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 MAX_TOOLS_CHARS = 64 * 1024
-"""Names, descriptions and schemas of all tools: they are part of every prompt."""
+"""Limit on the names, descriptions and schemas of all tools: they are part of every prompt."""
 INVALID_PARAMS = -32602
-"""JSON-RPC's code for arguments, or a tool, that the server does not know."""
+"""JSON-RPC error code for unknown tools or arguments."""
 
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call that was carried out, and what came back."""
+    """A call that was carried out, with its result."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -46,14 +47,14 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a check judges: `def check(played) -> float`."""
+    """A finished session, as option `check` receives it: `def check(played) -> float`."""
 
     task: Mapping[str, Any]
     answer: str
     calls: tuple[Called, ...] = ()
 
 
-class Mcp:
+class Mcp(EnvironmentBase):
     def __init__(
         self,
         *,
@@ -71,26 +72,30 @@ class Mcp:
         max_turns: int = 16,
         name: str = "mcp",
     ) -> None:
-        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that returns such rows.
-        command: starts a stdio server; or url: a streamable HTTP one, e.g. http://HOST:PORT/mcp.
-        check: module:function(played) -> reward; empty: 1 where the answer is the task's `answer`, but for case and blanks.
-        reset: a tool that is called at the start with the task's `reset`, and hidden from the model.
-        sandbox, mounts, variables, image, network: of a stdio server; mounts are paths seen inside, read-only, under the same name.
+        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that
+        returns such rows.
+        command: starts a stdio server; or url: a streamable HTTP server, e.g. http://HOST:PORT/mcp.
+        check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`,
+        ignoring case and whitespace.
+        reset: a tool that is called at the start with the task's `reset`, and hidden from the
+        model.
+        sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths,
+        the same inside.
         """
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
             raise ConfigError(
-                "an MCP server is started by option command or reached at option url; expected exactly one of the two"
+                "an MCP server needs either option command, which starts it, or option url; got both or none"
             )
         self.name, self.description, self.reset = name, prompt, reset
-        self.max_turns: int | None = max_turns
-        self.options: dict[str, Any] = {
+        self.max_turns = max_turns
+        self.options = {
             "tasks": tasks, "command": command or [], "url": url, "prompt": prompt, "check": check, "reset": reset, "sandbox": sandbox,
             "mounts": mounts or [], "variables": variables or {}, "image": image, "network": network, "max_turns": max_turns,
         }  # fmt: skip
         seen = tuple(Mount(source=path, target=path) for path in mounts or ())
         need = Need(sandbox, image=image, network=network, mounts=seen) if command else "none"
-        self.declared = Declared(need, image)
+        self.needs = Needs(sandbox=need, image=image)
         self._check: Callable[[Played], Any] = find(check) if check else same_answer
         self._rows = rows_of(tasks)
 
@@ -103,47 +108,34 @@ class Mcp:
             Task(f"{self.name}/{split}/{row.get('id', i)}", self.name, split, dict(row)) for i, row in enumerate(rows)
         ]
 
-    @property
-    def sandbox(self) -> str:
-        return self.declared.level
-
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> McpSession:
-        """`seed` goes nowhere: MCP knows none. `sandbox` is the host's to start and to end."""
+        """`seed` is unused: MCP has none."""
         return McpSession(self, task, sandbox=sandbox)
 
-    def line(self, sandbox: Any) -> Line:
-        streams: Callable[[LastWords], Streams] = partial(http_streams, self.options["url"])
-        where = self.options["url"]
-        if not where:
-            streams = partial(process_streams, partial(self._attach, sandbox))
-            where = f"the MCP server {' '.join(self.options['command'])[:80]!r}"
-        return Line(streams, where=where)
+    def connect(self, sandbox: Any) -> McpClient:
+        if url := self.options["url"]:
+            return McpClient(partial(http_streams, url), where=url)
+        command, variables = self.options["command"], self.options["variables"]
+        env = ["/usr/bin/env", *(f"{name}={value}" for name, value in variables.items())] if variables else []
+        streams = partial(process_streams, partial(sandbox.attach, [*env, *command]))
+        return McpClient(streams, where=f"the MCP server {' '.join(command)[:80]!r}")
 
     async def judge(self, played: Played) -> float:
         reward = await asyncio.to_thread(self._check, played)
-        return (
-            float(reward) if isinstance(reward, int | float) else reward
-        )  # another kind is refused by the host, by name
-
-    def _attach(self, sandbox: Any) -> Running:
-        variables = [f"{name}={value}" for name, value in self.options["variables"].items()]
-        running: Running = sandbox.attach(
-            [*(["/usr/bin/env", *variables] if variables else []), *self.options["command"]]
-        )
-        return running
+        return float(reward) if isinstance(reward, int | float) else reward
 
 
 class McpSession:
     def __init__(self, environment: Mcp, task: Task, *, sandbox: Any) -> None:
         self._environment, self._task, self._sandbox = environment, task, sandbox
-        self._line: Line | None = None
+        self._client: McpClient | None = None
         self._tools: tuple[Tool, ...] = ()
         self._calls: list[Called] = []
         self._done = False
 
     async def start(self) -> Observation:
-        self._line = self._environment.line(self._sandbox)
-        listed = offered(await self._line.list_tools())
+        self._client = self._environment.connect(self._sandbox)
+        listed = offered(await self._client.list_tools())
         reset = self._environment.reset
         if reset:
             if reset not in [tool.name for tool in listed]:
@@ -152,14 +144,12 @@ class McpSession:
                 )
             await self._reset(reset)
         self._tools = tuple(tool for tool in listed if tool.name != reset)
-        prompt = self._environment.description
-        system = (Message("system", prompt),) if prompt else ()
-        return Observation(messages=(*system, Message("user", as_text(self._task.data["prompt"]))), tools=self._tools)
+        return opening(self._environment.description, as_text(self._task.data["prompt"]), tools=self._tools)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
-        if action.problem:  # an attempted call is no final answer
-            return Observation(messages=(Message("user", f"bad tool call: {action.problem}"),), invalid=True)
+        if action.problem:  # an attempted call is not the final answer
+            return refused(f"bad tool call: {action.problem}")
         if not action.tool_calls:
             self._done = True
             reward = await self._environment.judge(Played(self._task.data, as_text(action.content), tuple(self._calls)))
@@ -170,25 +160,22 @@ class McpSession:
         )
 
     async def close(self) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            await line.close()
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close()
 
     def random_action(self, rng: random.Random) -> Action:
-        if not self._tools:
-            return Action("nothing to call")
-        tool = rng.choice(self._tools)
-        return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
+        return random_call(self._tools, rng) if self._tools else Action("nothing to call")
 
     async def _carry_out(self, call: ToolCall) -> tuple[Message, bool]:
-        """The reply, and whether the call was the model's mistake."""
+        """The reply, and whether the call was invalid."""
         names = [tool.name for tool in self._tools]
         if call.name not in names:
             text = f"no tool {call.name[:40]!r}. tools: {', '.join(names)}.{nearest(call.name, names)}"
-            return Message("tool", text, tool_call_id=call.id, name=call.name), True
+            return reply_to(call, text), True
         text, failed, mistake = await self._call(call.name, call.arguments)
         self._calls.append(Called(call.name, dict(call.arguments), text, failed=failed))
-        return Message("tool", text, tool_call_id=call.id, name=call.name), mistake
+        return reply_to(call, text), mistake
 
     async def _reset(self, name: str) -> None:
         text, failed, _ = await self._call(name, self._task.data.get("reset") or {})
@@ -196,19 +183,19 @@ class McpSession:
             raise EnvironmentFailed(f"the tool {name!r} did not reset the server: {text[:300]}")
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, bool]:
-        """Text, whether it failed, and whether that was for its arguments."""
+        """Text, whether the call failed, and whether its arguments were invalid."""
         from mcp import MCPError
 
-        assert self._line is not None, "start() comes first"
+        assert self._client is not None, "start() comes first"
         try:
-            result = await self._line.call(name, dict(arguments))
+            result = await self._client.call(name, dict(arguments))
         except MCPError as error:
             if error.error.code == INVALID_PARAMS:
                 return as_text(f"error: {error.error.message}")[:2000], True, True
             raise EnvironmentFailed(
                 f"tool {name!r}: the server answered {error.error.code}: {as_text(error.error.message)[:300]}"
             ) from error
-        text = in_words(result)
+        text = result_text(result)
         return (f"error: {text}" if result.is_error else text), bool(result.is_error), False
 
 
@@ -227,17 +214,17 @@ def _squeezed(text: str) -> str:
 
 
 def offered(listed: list[Any]) -> tuple[Tool, ...]:
-    """The tools as the model is told of them. A server whose tools cannot be told fails."""
+    """The server's tools as the model sees them. Raises if they cannot be used."""
     tools = tuple(_tool(each) for each in listed)
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise EnvironmentFailed(
             f"the server lists a tool twice: {next(name for name in names if names.count(name) > 1)!r:.80}"
         )
-    num_chars = sum(len(json.dumps(tool.openai())) for tool in tools)
+    num_chars = sum(len(json.dumps(tool_to_openai(tool))) for tool in tools)
     if num_chars > MAX_TOOLS_CHARS:
         raise EnvironmentFailed(
-            f"the server's tools are described in {num_chars} characters; at most {MAX_TOOLS_CHARS}"
+            f"the descriptions of the server's tools have {num_chars} characters; at most {MAX_TOOLS_CHARS}"
         )
     return tools
 
@@ -256,14 +243,14 @@ def _tool(listed: Any) -> Tool:
     return Tool(as_text(listed.name), as_text(listed.description or ""), json.loads(as_text(parameters)))
 
 
-def in_words(result: Any) -> str:
+def result_text(result: Any) -> str:
     if not result.content and result.structured_content is not None:
         return as_text(result.structured_content)
     return as_text("\n".join(_block(block) for block in result.content))
 
 
 def _block(block: Any) -> str:
-    """A text, or a word about what is none."""
+    """The text of a content block, or a placeholder for other content."""
     if block.type == "text":
         return str(block.text)
     if block.type == "resource":
@@ -274,7 +261,7 @@ def _block(block: Any) -> str:
 
 
 def rows_of(source: str) -> Callable[[str], list[Mapping[str, Any]]]:
-    """The rows of a split, from a file or from a function."""
+    """A function that returns the rows of a split."""
     if not source.endswith(".jsonl"):
         function: Callable[[str], list[Mapping[str, Any]]] = find(source)
         return function
@@ -285,4 +272,4 @@ def rows_of(source: str) -> Callable[[str], list[Mapping[str, Any]]]:
     for number, row in enumerate(rows):
         if not isinstance(row, dict) or row.get("split") not in ("train", "test"):
             raise ConfigError(f"option tasks: {source} line {number + 1} has no `split` of train or test")
-    return lambda split: rows
+    return lambda _split: rows

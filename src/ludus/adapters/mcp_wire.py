@@ -1,7 +1,8 @@
-"""A line to an MCP server, through the official package. Promise: whatever the server does, our memory is bounded and a line can be closed.
+"""A client of an MCP server, through the official package. Promise: our memory is bounded and
+`close` returns, whatever the server does.
 
-stdio   the server is a process in a sandbox; a thread reads its lines
-http    streamable HTTP; the server keeps a state for each session, if it keeps one at all
+stdio   the server is a process in a sandbox; a thread reads its lines http    streamable HTTP; the
+server may keep state per session
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ from typing import Any
 
 from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, imported
 from ludus.errors import EnvironmentFailed, describe, first_fault
-from ludus.sandboxes.running import Running
+from ludus.sandboxes.process_handle import ProcessHandle
 
 MAX_SESSION_BYTES = 64 * 1024 * 1024
-"""All that a server may say in one session. One that floods us takes the event loop's time from all others."""
+"""Limit on a server's output in one session: a flood would hold up the event loop."""
 SEND_S = 10.0
 LEAVE_S = 3.0
 STDERR_BYTES = 2048
-"""Kept of what a server says on its standard error: the reason, where it dies."""
+"""Bytes kept of a server's standard error."""
 Streams = AbstractAsyncContextManager[tuple[Any, Any]]
 
 
-class LastWords:
-    """Why a server may be gone: the end of what it said on its standard error, or what we could not bear."""
+class StderrTail:
+    """Why a server ended: the end of its standard error, or the limit that it broke."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -36,25 +37,25 @@ class LastWords:
         self._data = (self._data + data)[-STDERR_BYTES:]
 
     def __str__(self) -> str:
-        return bytes(self._data).decode("utf-8", "replace").strip() or "it said nothing"
+        return bytes(self._data).decode("utf-8", "replace").strip() or "nothing on its standard error"
 
 
-class Line:
-    """A connected client, kept by a task of its own: the package's contexts must be left by the task that entered them."""
+class McpClient:
+    """A connected client, held by one task, which must enter and leave the package's contexts."""
 
-    def __init__(self, streams: Callable[[LastWords], Streams], *, where: str) -> None:
+    def __init__(self, streams: Callable[[StderrTail], Streams], *, where: str) -> None:
         self._mcp = imported("mcp", extra="mcp")
         self._streams, self._where = streams, where
-        self._last_words = LastWords()
+        self._stderr = StderrTail()
         self._leave = asyncio.Event()
         self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._keeper = asyncio.create_task(self._keep())
+        self._task = asyncio.create_task(self._run())
 
     async def list_tools(self) -> list[Any]:
-        client = await self._connected()
+        client = await asyncio.shield(self._client)
         tools: list[Any] = []
         cursor: str | None = None
-        for _ in range(100):  # a server may page for ever
+        for _ in range(100):  # a server could send pages without end
             params = self._mcp.types.PaginatedRequestParams(cursor=cursor) if cursor else None
             page = await self._asked(client.list_tools(params=params), what="tools/list")
             tools += page.tools
@@ -64,24 +65,21 @@ class Line:
         raise EnvironmentFailed(f"{self._where}: tools/list has more than 100 pages")
 
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
-        """The result as it came. Not `call_tool` of the package, which checks results against a schema that the server itself wrote:
-        a pattern in it could keep this process busy for ever."""
-        client = await self._connected()
+        """The result, unchecked. `call_tool` of the package would check it against the server's own
+        schema, in which a regular expression could keep this process busy without end."""
+        client = await asyncio.shield(self._client)
         types = self._mcp.types
         request = types.CallToolRequest(params=types.CallToolRequestParams(name=name, arguments=arguments))
         return await self._asked(client.send_request(request, types.CallToolResult), what=f"tools/call {name}")
 
     async def close(self) -> None:
         self._leave.set()
-        if not self._client.done():  # still shaking hands
-            self._keeper.cancel()
-        done, _ = await asyncio.wait([self._keeper], timeout=LEAVE_S)
+        if not self._client.done():  # still connecting
+            self._task.cancel()
+        done, _ = await asyncio.wait([self._task], timeout=LEAVE_S)
         if not done:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper], timeout=LEAVE_S)
-
-    async def _connected(self) -> Any:
-        return await asyncio.shield(self._client)
+            self._task.cancel()
+            await asyncio.wait([self._task], timeout=LEAVE_S)
 
     async def _asked(self, request: Any, *, what: str) -> Any:
         try:
@@ -91,23 +89,23 @@ class Line:
         except self._mcp.MCPError as error:
             if error.error.code != self._mcp.types.CONNECTION_CLOSED:
                 raise
-            raise EnvironmentFailed(f"{self._where}: {what}: the connection ended: {self._last_words}") from error
-        except Exception as error:
+            raise EnvironmentFailed(f"{self._where}: {what}: the connection ended: {self._stderr}") from error
+        except Exception as error:  # the package may raise anything
             raise EnvironmentFailed(f"{self._where}: {what}: {describe(error)}") from error
 
-    async def _keep(self) -> None:
+    async def _run(self) -> None:
         try:
-            async with self._streams(self._last_words) as (read, write), self._mcp.ClientSession(read, write) as client:
+            async with self._streams(self._stderr) as (read, write), self._mcp.ClientSession(read, write) as client:
                 await client.initialize()
                 if not self._client.done():
                     self._client.set_result(client)
                 await self._leave.wait()
-        except BaseException as error:
+        except BaseException as error:  # handed to whoever waits for the client
             fault = first_fault(error) if isinstance(error, BaseExceptionGroup) else error
             if not self._client.done():
-                failure = EnvironmentFailed(f"{self._where}: cannot be reached: {describe(fault)}; {self._last_words}")
+                failure = EnvironmentFailed(f"{self._where}: cannot be reached: {describe(fault)}; {self._stderr}")
                 self._client.set_exception(fault if isinstance(fault, EnvironmentFailed) else failure)
-                self._client.exception()  # read, so that nobody complains where no caller is left
+                self._client.exception()  # read, so that asyncio does not log it
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
 
@@ -116,7 +114,7 @@ class Line:
 
 
 class Lines:
-    """Bytes as they come -> whole lines. Raises where one line, or all together, are more than anybody should say."""
+    """Splits a byte stream into lines. Raises if one line or the whole stream is too long."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
@@ -124,96 +122,77 @@ class Lines:
 
     def feed(self, data: bytes) -> list[bytes]:
         self._total += len(data)
+        if self._total > MAX_SESSION_BYTES:
+            raise EnvironmentFailed(f"the server sent more than {MAX_SESSION_BYTES} bytes in one session")
         searched = len(self._rest)
         self._rest += data
-        if self._total > MAX_SESSION_BYTES:
-            raise EnvironmentFailed(f"the server said more than {MAX_SESSION_BYTES} bytes in one session")
         end = self._rest.rfind(b"\n", searched)
-        if end < 0:
-            self._check(len(self._rest))
-            return []
-        lines = bytes(self._rest[:end]).split(b"\n")
+        lines = bytes(self._rest[:end]).split(b"\n") if end >= 0 else []
         del self._rest[: end + 1]
-        self._check(max(map(len, lines)))
-        return [line for line in lines if line.strip()]
-
-    def _check(self, longest: int) -> None:
-        if longest > MAX_ANSWER_BYTES:
+        if max(map(len, (*lines, self._rest))) > MAX_ANSWER_BYTES:
             raise EnvironmentFailed(f"the server sent a message of more than {MAX_ANSWER_BYTES} bytes")
+        return [line for line in lines if line.strip()]
 
 
 @asynccontextmanager
-async def process_streams(attach: Callable[[], Running], last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
-    """Messages to and from a process, which ends with them."""
+async def process_streams(attach: Callable[[], ProcessHandle], stderr: StderrTail) -> AsyncIterator[tuple[Any, Any]]:
+    """Messages to and from a process, which ends with the context."""
     import anyio
 
-    running = await asyncio.to_thread(attach)
-    heard, read = anyio.create_memory_object_stream[Any](0)
-    write, said = anyio.create_memory_object_stream[Any](0)
-    reader = _Reader(running, heard, last_words)
-    writer = asyncio.create_task(_write(running, said, heard))
+    handle = await asyncio.to_thread(attach)
+    incoming, read = anyio.create_memory_object_stream[Any](0)
+    write, outgoing = anyio.create_memory_object_stream[Any](0)
+    reader = _Reader(handle, incoming, stderr)
+    reader.start()
+    writer = asyncio.create_task(_write(handle, outgoing, incoming))
     try:
         yield read, write
     finally:
-        reader.stop()
+        reader.stopped.set()
         writer.cancel()
-        for stream in (heard, read, write, said):
+        for stream in (incoming, read, write, outgoing):
             stream.close()
-        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, running, reader)))
+        await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, handle, reader)))
 
 
-class _Reader:
-    """A thread that turns a process's output into messages; it waits while nobody takes them."""
+class _Reader(threading.Thread):
+    """Turns a process's output into messages, and waits until each is taken."""
 
-    def __init__(self, running: Running, heard: Any, last_words: LastWords) -> None:
-        self._running, self._heard, self._last_words = running, heard, last_words
+    def __init__(self, handle: ProcessHandle, incoming: Any, stderr: StderrTail) -> None:
+        super().__init__(name="mcp-stdio", daemon=True)
+        self._handle, self._incoming, self._stderr = handle, incoming, stderr
         self._loop = asyncio.get_running_loop()
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read, name="mcp-stdio", daemon=True)
-        self._thread.start()
+        self.stopped = threading.Event()
 
-    def stop(self) -> None:
-        self._stopped.set()
-
-    def join(self) -> None:
-        self._thread.join(timeout=LEAVE_S)
-
-    def _read(self) -> None:
+    def run(self) -> None:
         lines = Lines()
         try:
-            while not self._stopped.is_set():
-                event = self._running.receive(0.5)
-                if event is None:
-                    continue
-                stream, data = event
+            while not self.stopped.is_set():
+                stream, data = self._handle.receive(0.5) or (-1, b"")
                 if stream == 0:
                     break
                 if stream == 2:
-                    self._last_words.add(data)
-                    continue
-                for line in lines.feed(data):
+                    self._stderr.add(data)
+                for line in lines.feed(data) if stream == 1 else ():
                     self._pass(_message(line))
         except (EnvironmentFailed, OSError) as error:
-            self._last_words.add(str(error).encode())
-        self._finish()
+            self._stderr.add(str(error).encode())
+        with suppress(RuntimeError):  # the loop is gone
+            self._loop.call_soon_threadsafe(self._incoming.close)
 
     def _pass(self, message: Any) -> None:
-        if not self._stopped.is_set():
+        if not self.stopped.is_set():
             with suppress(Exception):  # closed meanwhile
-                asyncio.run_coroutine_threadsafe(self._heard.send(message), self._loop).result()
-
-    def _finish(self) -> None:
-        with suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._heard.close)
+                asyncio.run_coroutine_threadsafe(self._incoming.send(message), self._loop).result()
 
 
-async def _write(running: Running, said: Any, heard: Any) -> None:
+async def _write(handle: ProcessHandle, outgoing: Any, incoming: Any) -> None:
     try:
-        async for message in said:
+        async for message in outgoing:
             data = message.message.model_dump_json(by_alias=True, exclude_unset=True).encode("utf-8", "replace") + b"\n"
-            await asyncio.to_thread(running.send, data, timeout_s=SEND_S)
-    except OSError:  # it is gone, or does not read: whoever waits for an answer must hear that there will be none
-        heard.close()
+            await asyncio.to_thread(handle.send, data, timeout_s=SEND_S)
+    except OSError:  # it is gone or does not read: callers must learn that no answer will come
+        incoming.close()
 
 
 def _message(line: bytes) -> Any:
@@ -221,37 +200,37 @@ def _message(line: bytes) -> Any:
     from mcp.shared.message import SessionMessage
 
     try:
-        if rb"\ud" in line.lower():  # half a surrogate pair, which the package refuses: its request would wait for ever
+        if rb"\ud" in line.lower():  # a lone surrogate, which the package refuses
             line = as_text(json.loads(line)).encode()
         return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
-    except (ValueError, RecursionError) as error:  # a log line, perhaps: the package notes it and goes on
+    except (ValueError, RecursionError) as error:  # perhaps a log line
         return error
 
 
-def _end(running: Running, reader: _Reader) -> None:
-    running.kill()
-    reader.join()  # before its file descriptors are closed, and given to somebody else
-    running.close()
+def _end(handle: ProcessHandle, reader: _Reader) -> None:
+    handle.kill()
+    reader.join(timeout=LEAVE_S)  # first, so that it does not read from reused file descriptors
+    handle.close()
 
 
 # ------------------------------------------------------------------------------------------------ http
 
 
 @asynccontextmanager
-async def http_streams(url: str, last_words: LastWords) -> AsyncIterator[tuple[Any, Any]]:
+async def http_streams(url: str, _stderr: StderrTail) -> AsyncIterator[tuple[Any, Any]]:
     imported("mcp", extra="mcp")
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
     class Bounded(httpx2.AsyncHTTPTransport):
-        """Cuts off an answer without an end; the package bounds its events, but not a plain JSON body."""
+        """Cuts off an endless answer; the package limits its events, but not a plain JSON body."""
 
         async def handle_async_request(self, request: Any) -> Any:
             response = await super().handle_async_request(request)
             response.stream = _bounded(response.stream, httpx2)
             return response
 
-    timeout = httpx2.Timeout(None, connect=10.0)  # how long an answer may take is the run's to say
+    timeout = httpx2.Timeout(None, connect=10.0)  # the run limits how long an answer may take
     async with (
         httpx2.AsyncClient(transport=Bounded(verify=url.startswith("https:")), timeout=timeout) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES) as streams,

@@ -1,7 +1,8 @@
-"""An OpenEnv server as an environment. Promise: one WebSocket is one session, and what the server calls an error is never a reward.
+"""An OpenEnv server as an environment. Promise: a server error is never a reward.
 
-Its HTTP routes for reset and step share no state, so that sessions exist on `/ws` alone. Three kinds of server are told apart by the schema
-of their actions: those with tools (list_tools, call_tool), those with one field of text, and all others, whose action becomes one tool.
+The HTTP routes for reset and step share no state, so sessions use `/ws`. The schema of a server's
+actions decides how the model acts: with the server's tools (list_tools, call_tool), by writing the
+one text field, or else with a single tool made from the action.
 """
 
 from __future__ import annotations
@@ -15,35 +16,45 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, read_json, refuse_after_done
+from ludus.adapters.outside import (
+    MAX_ANSWER_BYTES,
+    as_text,
+    opening,
+    random_call,
+    read_json,
+    refuse_after_done,
+    refused,
+    reply_to,
+    seed_tasks,
+)  # fmt: skip
+from ludus.environments.environment import EnvironmentBase
 from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed, describe
-from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+from ludus.types import Action, Observation, Task, Tool, ToolCall
 
-FIRST_TEST_SEED = 1_000_000
 TOOL = "act"
 OPEN_S = 10.0
 FULL_S = 0.1
-"""How long to wait before a server that has no place is asked again; by default it has one."""
-_NOT_SAID = ("metadata",)
-"""Fields of every OpenEnv action that a model has no business with."""
+"""Wait before a full server is asked again. By default a server holds one session."""
+_HIDDEN = ("metadata",)
+"""Fields of every OpenEnv action that the model does not see."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
-    """How a server wants to be spoken to."""
+class ActionFormat:
+    """How a server takes actions."""
 
     kind: Literal["tools", "text", "action"]
     field: str = ""
     tools: tuple[Tool, ...] = ()
 
 
-class Full(Exception):
-    """The server has no place for another session."""
+class ServerFull(Exception):
+    """The server takes no further session now."""
 
 
-class OpenEnv:
+class OpenEnv(EnvironmentBase):
     def __init__(
         self,
         *,
@@ -55,26 +66,25 @@ class OpenEnv:
         num_test: int = 50,
         name: str = "openenv",
     ) -> None:
-        """url: http://HOST:PORT. field: the field of an action that takes the model's text, where the schema leaves it open.
-        num_train, num_test: how many seeds; each is a task.
+        """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
+        several.
+        num_train, num_test: number of seeds, each a task.
         """
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an OpenEnv server")
         self.name, self.description = name, prompt
-        self.max_turns: int | None = max_turns
-        self.options: dict[str, Any] = {
+        self.max_turns = max_turns
+        self.options = {
             "url": url, "prompt": prompt, "field": field, "max_turns": max_turns, "num_train": num_train, "num_test": num_test,
         }  # fmt: skip
         self.url = url.rstrip("/")
         self._schema: Mapping[str, Any] | None = None
 
     def tasks(self, split: str) -> list[Task]:
-        first, num = {"train": (0, "num_train"), "test": (FIRST_TEST_SEED, "num_test")}.get(split, (0, ""))
-        seeds = range(first, first + int(self.options.get(num, 0)))
-        return [Task(f"{self.name}/{split}/{seed}", self.name, split, {"seed": seed}) for seed in seeds]
+        return seed_tasks(self, split)
 
-    def open(self, task: Task, *, seed: int) -> OpenEnvSession:
-        """`seed` goes nowhere: the server takes one seed, and that is the task's."""
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> OpenEnvSession:
+        """`seed` is unused: the server takes one seed, the task's."""
         return OpenEnvSession(self, task)
 
     async def action_schema(self) -> Mapping[str, Any]:
@@ -100,35 +110,30 @@ class OpenEnvSession:
     def __init__(self, environment: OpenEnv, task: Task) -> None:
         self._environment, self._task = environment, task
         self._socket: Any = None
-        self._manner = Manner("text")
+        self._format = ActionFormat("text")
         self._done = False
 
     async def start(self) -> Observation:
         schema = await self._environment.action_schema()
         first = await self._enter()
-        self._manner = manner_of(schema, field=self._environment.options["field"])
-        if self._manner.kind == "tools":
+        self._format = action_format(schema, field=self._environment.options["field"])
+        if self._format.kind == "tools":
             listed = part(part(await self._send("step", {"type": "list_tools"}), "observation", dict), "tools", list)
-            self._manner = Manner("tools", tools=tuple(tool_of(each) for each in listed))
-        text, reward, done = told(first)
+            self._format = ActionFormat("tools", tools=tuple(tool_of(each) for each in listed))
+        text, reward, done = outcome_of(first)
         self._done = done
-        prompt = self._environment.description
-        system = (Message("system", prompt),) if prompt else ()
-        return Observation(
-            messages=(*system, Message("user", text)), tools=self._manner.tools, reward=reward, done=done
-        )
+        return opening(self._environment.description, text, tools=self._format.tools, reward=reward, done=done)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
-        problem = misuse(self._manner, action)
-        if problem:
-            return Observation(messages=(Message("user", problem),), invalid=True)
-        if self._manner.kind == "text":
-            return await self._one({self._manner.field: as_text(action.content)}, call=None)
+        if problem := misuse(self._format, action):
+            return refused(problem)
+        if self._format.kind == "text":
+            return await self._one({self._format.field: as_text(action.content)}, call=None)
         replies = []
         for call in action.tool_calls:
             body = {"type": "call_tool", "tool_name": call.name, "arguments": dict(call.arguments)}
-            replies.append(await self._one(body if self._manner.kind == "tools" else dict(call.arguments), call=call))
+            replies.append(await self._one(body if self._format.kind == "tools" else dict(call.arguments), call=call))
             if replies[-1].done:
                 break
         return Observation(
@@ -143,27 +148,26 @@ class OpenEnvSession:
         if socket is not None:
             try:
                 await socket.send(json.dumps({"type": "close"}))
-            except Exception as error:  # it may be gone already; closing it is all that matters
-                _log.debug("saying goodbye: %s", describe(error))
+            except Exception as error:  # it may be gone already, in any way
+                _log.debug("close message not sent: %s", describe(error))
             await socket.close()
 
     def random_action(self, rng: random.Random) -> Action:
-        if self._manner.kind == "text":
+        if self._format.kind == "text":
             return Action(str(random_value({"type": "string"}, rng)))
-        tool = rng.choice(self._manner.tools)
-        return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
+        return random_call(self._format.tools, rng)
 
     async def _enter(self) -> dict[str, Any]:
-        """Connects and resets, once the server has a place."""
+        """Connects and resets; waits while the server is full."""
         waited = False
         while True:
             try:
                 await self._connect()
                 return await self._send("reset", {"seed": self._task.data["seed"]})
-            except Full as full:
+            except ServerFull as full:
                 await self.close()
                 if not waited:
-                    _log.info("%s: %s; waiting for a place", self._environment.url, full)
+                    _log.info("%s: %s; waiting until it takes a session", self._environment.url, full)
                 waited = True
                 await asyncio.sleep(FULL_S)
 
@@ -178,19 +182,19 @@ class OpenEnvSession:
                 compression=None,
                 open_timeout=OPEN_S,
                 close_timeout=2.0,
-                ping_interval=None,  # a server whose step blocks its loop answers no ping, and is not dead
+                ping_interval=None,  # a server whose step blocks its event loop answers no ping
                 max_size=MAX_ANSWER_BYTES,
             )
         except (OSError, WebSocketException, TimeoutError) as error:
             raise EnvironmentFailed(f"{address} cannot be reached: {describe(error)}") from error
 
     async def _send(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of the observation that answers. Raises BadAction where the server says that the fault is the action's."""
+        """The observation in reply. Raises BadAction if the server blames the action."""
         from websockets.exceptions import ConnectionClosed, WebSocketException
 
         where = f"{self._environment.url}/ws {kind}"
         try:
-            with suppress(ConnectionClosed):  # a full server says so and hangs up: its word is still there to be read
+            with suppress(ConnectionClosed):  # a full server replies, then closes
                 await self._socket.send(json.dumps({"type": kind, "data": data}))
             answer = read_json(await self._socket.recv(), where=where)
         except (OSError, WebSocketException) as error:
@@ -207,7 +211,7 @@ class OpenEnvSession:
             answer = await self._send("step", body)
         except BadAction as problem:
             return Observation(messages=(reply_to(call, str(problem)),), invalid=True)
-        text, reward, self._done = told(answer)
+        text, reward, self._done = outcome_of(answer)
         return Observation(messages=(reply_to(call, text),), reward=reward, done=self._done)
 
 
@@ -215,13 +219,13 @@ class OpenEnvSession:
 
 
 class BadAction(Exception):
-    """The server did not take the action; the message is for the model."""
+    """The server refused the action; the message is for the model."""
 
 
 def fault(data: Mapping[str, Any], *, where: str) -> Exception:
     code, message = data.get("code"), as_text(data.get("message", ""))[:300]
     if code == "CAPACITY_REACHED":
-        return Full(message)
+        return ServerFull(message)
     if code == "VALIDATION_ERROR":
         details = data.get("errors")
         found = [each for each in details if isinstance(each, dict)] if isinstance(details, list) else []
@@ -230,26 +234,24 @@ def fault(data: Mapping[str, Any], *, where: str) -> Exception:
     return EnvironmentFailed(f"{where} answered an error: {code}: {message}")
 
 
-def manner_of(schema: Mapping[str, Any], *, field: str = "") -> Manner:
+def action_format(schema: Mapping[str, Any], *, field: str = "") -> ActionFormat:
     properties = schema.get("properties", {})
     properties = (
-        {name: each for name, each in properties.items() if name not in _NOT_SAID}
-        if isinstance(properties, dict)
-        else {}
+        {name: each for name, each in properties.items() if name not in _HIDDEN} if isinstance(properties, dict) else {}
     )
     if field:
         if field not in properties:
             raise ConfigError(f"option field is {field!r}; the server's actions have {', '.join(properties) or 'none'}")
-        return Manner("text", field=field)
+        return ActionFormat("text", field=field)
     if not properties or "tool_name" in properties:
-        return Manner("tools")
+        return ActionFormat("tools")
     required = [name for name in schema.get("required", ()) if name in properties]
     if len(required) == 1 and properties[required[0]].get("type") == "string":
-        return Manner("text", field=required[0])
-    kept = {key: schema[key] for key in ("$defs",) if key in schema}
-    parameters = {"type": "object", "properties": properties, "required": required, **kept}
+        return ActionFormat("text", field=required[0])
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    parameters = {"type": "object", "properties": properties, "required": required, **definitions}
     described = as_text(schema.get("description") or "Act in the environment.").split("\n\n")[0]
-    return Manner("action", tools=(Tool(TOOL, described, parameters),))
+    return ActionFormat("action", tools=(Tool(TOOL, described, parameters),))
 
 
 def tool_of(listed: Any) -> Tool:
@@ -258,36 +260,36 @@ def tool_of(listed: Any) -> Tool:
     return Tool(str(part(listed, "name", str)), as_text(listed.get("description") or ""), parameters)
 
 
-def misuse(manner: Manner, action: Action) -> str:
-    """What is wrong with an action before the server sees it."""
-    if manner.kind == "text":
+def misuse(action_format: ActionFormat, action: Action) -> str:
+    """What is wrong with an action, found before it is sent; empty if nothing."""
+    if action_format.kind == "text":
         return "no tools here. answer in plain text" if action.tool_calls else ""
-    names = [tool.name for tool in manner.tools]
+    names = [tool.name for tool in action_format.tools]
     if not action.tool_calls:
         return f"no tool call. tools: {', '.join(names)}"
     unknown = [call.name for call in action.tool_calls if call.name not in names]
     return f"no tool {unknown[0][:40]!r}. tools: {', '.join(names)}" if unknown else ""
 
 
-def told(data: Mapping[str, Any]) -> tuple[str, float, bool]:
-    """Text, reward and done of an answer; a reward of null is none."""
+def outcome_of(data: Mapping[str, Any]) -> tuple[str, float, bool]:
+    """Text, reward and done of an answer; a reward of null counts as 0."""
     observation, reward, done = part(data, "observation", dict), data.get("reward"), data.get("done", False)
     if not isinstance(reward, int | float | None):
         raise EnvironmentFailed(f"the server's reward is {reward!r:.60}; expected a number or null")
     if not isinstance(done, bool):
         raise EnvironmentFailed(f"the server's done is {done!r:.60}; expected true or false")
-    return in_words(observation), float(reward or 0.0), done
+    return observation_text(observation), float(reward or 0.0), done
 
 
-def in_words(observation: Mapping[str, Any]) -> str:
+def observation_text(observation: Mapping[str, Any]) -> str:
     if "tool_name" in observation and "result" in observation:
-        return result_in_words(observation)
+        return result_text(observation)
     if len(observation) == 1:
         return as_text(next(iter(observation.values())))
     return "\n".join(f"{name}: {as_text(value)}" for name, value in observation.items())
 
 
-def result_in_words(observation: Mapping[str, Any]) -> str:
+def result_text(observation: Mapping[str, Any]) -> str:
     error, result = observation.get("error"), observation["result"]
     if error:
         return f"error: {as_text(error.get('message', error) if isinstance(error, dict) else error)}"
@@ -297,10 +299,6 @@ def result_in_words(observation: Mapping[str, Any]) -> str:
     ):
         return as_text("\n".join(block["text"] for block in content))
     return as_text(result)
-
-
-def reply_to(call: ToolCall | None, text: str) -> Message:
-    return Message("user", text) if call is None else Message("tool", text, tool_call_id=call.id, name=call.name)
 
 
 def part(answer: Any, key: str, kind: type) -> Any:

@@ -1,24 +1,58 @@
-"""What every adapter does with what comes from outside. Promise: text passes as it was said, as plain text, and can always be stored.
+"""Shared by all adapters. Promise: text from outside is passed on unchanged.
 
-Control characters and chat markup are left alone: the chat layer tokenises what an environment says without special tokens.
+Control characters and chat markup stay: the chat layer makes no special tokens of them.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import random
+from collections.abc import Sequence
 from typing import Any
 
+from ludus.environments.environment import Environment
+from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
-"""No honest observation is longer. A server that sends more is cut off before it fills our memory."""
+"""A server that sends a longer answer is cut off, so that it cannot fill our memory."""
+FIRST_TEST_SEED = 1_000_000
+"""Far from the train seeds, and independent of their number."""
 
 
 def as_text(value: Any) -> str:
-    """A str stays what it is, other JSON is written out. Lone surrogates, which no file and no socket takes, are replaced."""
+    """A str unchanged, other values as JSON. Lone surrogates are replaced."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def seed_tasks(environment: Environment, split: str) -> list[Task]:
+    """One task per seed: options `num_train` and `num_test` of them."""
+    first, num = {"train": (0, "num_train"), "test": (FIRST_TEST_SEED, "num_test")}.get(split, (0, ""))
+    seeds, name = range(first, first + int(environment.options.get(num, 0))), environment.name
+    return [Task(f"{name}/{split}/{seed}", name, split, {"seed": seed}) for seed in seeds]
+
+
+def opening(system: str, text: str, *, tools: tuple[Tool, ...] = (), **more: Any) -> Observation:
+    """The first observation: a system message, if there is one, and the first user message."""
+    first = (Message("system", system),) if system else ()
+    return Observation(messages=(*first, Message("user", text)), tools=tools, **more)
+
+
+def refused(text: str) -> Observation:
+    """An invalid action; `text` tells the model why."""
+    return Observation(messages=(Message("user", text),), invalid=True)
+
+
+def reply_to(call: ToolCall | None, text: str) -> Message:
+    return Message("user", text) if call is None else Message("tool", text, tool_call_id=call.id, name=call.name)
+
+
+def random_call(tools: Sequence[Tool], rng: random.Random) -> Action:
+    tool = rng.choice(tools)
+    return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
 
 
 def read_json(body: bytes | str, *, where: str) -> Any:
@@ -34,7 +68,7 @@ def refuse_after_done(done: bool) -> None:
 
 
 def imported(module: str, *, extra: str) -> Any:
-    """A package that only this adapter needs."""
+    """A package that only one adapter needs."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

@@ -1,8 +1,9 @@
-"""Gymnasium's spaces in words. Promise: an action that was read is in the space, and every action of the space can be written."""
+"""Gymnasium spaces as text. Promise: a parsed action is in its space."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,15 +11,15 @@ from ludus.adapters.outside import as_text
 from ludus.errors import ConfigError
 
 MAX_NUMBERS = 256
-"""A Box with more is no text: it needs a rendering function."""
+"""A Box with more numbers needs a rendering function."""
 
 
 class NotInSpace(ValueError):
     """The message is for the model."""
 
 
-class ActionWords:
-    """Text <-> an action of the space. Actions of a Discrete space have names; all others are written as JSON."""
+class ActionText:
+    """Text <-> action. Actions of a Discrete space have names; others are JSON."""
 
     def __init__(self, space: Any, *, names: Sequence[str] = ()) -> None:
         self.space = space
@@ -48,7 +49,7 @@ class ActionWords:
         return as_text(plain(action))
 
     def schema(self) -> dict[str, Any]:
-        """Of a tool's only argument."""
+        """JSON schema of the tool's only argument."""
         if self.names:
             return {"type": "string", "enum": list(self.names)}
         kind = {"Text": "string", "Box": "array", "MultiDiscrete": "array", "MultiBinary": "array", "Tuple": "array"}
@@ -82,7 +83,7 @@ def described(space: Any) -> str:
 
 
 def rendered(space: Any, observation: Any) -> str:
-    """An observation in words, where the space is small enough to be one."""
+    """An observation as text."""
     kind = type(space).__name__
     if kind == "Text":
         return as_text(observation)
@@ -96,15 +97,13 @@ def rendered(space: Any, observation: Any) -> str:
 
 
 def check_renderable(space: Any, *, where: str) -> None:
-    """A picture as a wall of numbers helps nobody; better to say so before a run than to train on it."""
+    """Refuses observations such as images, which are too long as numbers."""
     for part in _parts(space):
-        shape = getattr(part, "shape", None)
-        size = 1
-        for length in shape or ():
-            size *= length
+        size = math.prod(getattr(part, "shape", None) or ())
         if size > MAX_NUMBERS:
             raise ConfigError(
-                f'{where} shows {size} numbers at a time; give option render: "ansi" or a function module:function(observation, env)'
+                f"an observation of {where} has {size} numbers; at most {MAX_NUMBERS} can be written as text. "
+                'Set option render to "ansi" or to module:function(observation, env)'
             )
 
 
@@ -121,7 +120,7 @@ def _bare(space: Any, value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """numpy's numbers and arrays as JSON has them."""
+    """numpy numbers and arrays as plain JSON values."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, dict):
@@ -139,7 +138,7 @@ def _json(text: str, space: Any) -> Any:
 
 
 def _into(space: Any, value: Any) -> Any:
-    """JSON as the space has it. Raises where that cannot be."""
+    """A JSON value as the space represents it. Raises if it does not fit."""
     import numpy as np
 
     kind = type(space).__name__

@@ -1,11 +1,12 @@
-"""What nobody must be paid for, and what no prompt may tell. Promise: decides from what was played alone; it plays nothing itself.
+"""Judges the trials of `ludus env check`: undeserved rewards, answers in the prompt.
 
-Players who do not try, who say the same again and again, or who go after the reward instead of the task, must earn nothing that the task
-does not give. `ludus env check` (check.py) plays them and asks here what that means.
+Pure: check.py plays. A player that does not try, repeats one action or exploits the reward must
+earn nothing beyond what the task gives.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,28 +18,28 @@ from ludus.types import Action, Tool, ToolCall
 
 MARGIN = 1e-6
 MANY = 0.75
-"""One action that solves more than this share of the tasks leaves nothing to learn."""
+"""Share of tasks that one repeated action may solve."""
 LEAKS = 0.34
-"""By how much the share of prompts that tell their own answer may exceed the share that tell another task's."""
+"""Allowed excess of prompts with their own answer over prompts with another task's."""
 ENOUGH = 4
-"""Tasks below which shares are not judged."""
+"""Tasks needed before a share is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    level: Literal["error", "warning"]
+    severity: Literal["error", "warning"]
     what: str
     fix: str
 
     def __str__(self) -> str:
-        return f"{self.level}: {self.what}\n    -> {self.fix}"
+        return f"{self.severity}: {self.what}\n    -> {self.fix}"
 
 
 # ------------------------------------------------------------------------------------------------ the players
 
 
 def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
-    """What cannot be carried out, each with its name."""
+    """Actions that cannot be carried out, each with a description."""
     bad = [
         ("an empty answer", Action()),
         ("babble", Action(content="?! blah")),
@@ -57,13 +58,8 @@ def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
     return bad + [(what, Action(tool_calls=(call,))) for what, call in calls]
 
 
-def idle_actions() -> list[tuple[str, Action]]:
-    """Of players that do not try: each says this every turn."""
-    return bad_actions(())
-
-
 def constant_actions(trials: Sequence[Trial], tools: Sequence[Tool]) -> list[Action]:
-    """Worth saying every turn: what players said most often, and every tool with the least that it takes."""
+    """Actions to repeat: the most frequent ones, and each tool with minimal arguments."""
     said = Counter(repr(action) for trial in trials for action in trial.actions)
     by_text = {repr(action): action for trial in trials for action in trial.actions}
     common = [by_text[text] for text, _ in sorted(said.items(), key=lambda item: (-item[1], item[0]))[:3]]
@@ -71,7 +67,7 @@ def constant_actions(trials: Sequence[Trial], tools: Sequence[Tool]) -> list[Act
 
 
 def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
-    """Where a turn in the middle paid, it is done again and again, and undone and done again."""
+    """Each rewarded action, repeated, and alternated with the action before it."""
     for turn, seen in enumerate(trial.observations[1:]):
         if seen.reward > 0 and not seen.done:
             so_far, again = list(trial.actions[: turn + 1]), trial.actions[turn]
@@ -80,94 +76,85 @@ def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
             yield (so_far + [before, again] * max_turns)[:max_turns]
 
 
-# ------------------------------------------------------------------------------------------------ what their trials mean
+# ------------------------------------------------------------------------------------------------ judgements
 
 
 def idle_findings(what: str, trials: Sequence[Trial]) -> list[Finding]:
     paid = [trial for trial in trials if earned(trial) > MARGIN or trial.success]
     if not paid:
         return []
-    return [
-        Finding(
-            "error",
-            f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
-            f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
-            "an action that is not carried out must leave everything as it is, and no turn may pay for itself",
-        )
-    ]
+    return _error(
+        f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
+        f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
+        "an action that is not carried out must change nothing, and a turn must not pay by itself",
+    )
 
 
 def constant_findings(action: Action, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
     """`best` is what the solver earned, by task."""
-    found = excess_findings(f"{spoken(action)}, said every turn,", trials, best=best)
+    what = f"{spoken(action)}, said every turn,"
+    found = excess_findings(what, trials, best=best)
     solved = sum(trial.success for trial in trials)
     if len(trials) >= ENOUGH and solved > MANY * len(trials):
-        found.append(
-            Finding(
-                "error",
-                f"{spoken(action)}, said every turn, solves {solved} of {len(trials)} tasks",
-                "the task must decide which action is right; look at what ends a session with a reward",
-            )
+        found += _error(
+            f"{what} solves {solved} of {len(trials)} tasks",
+            "the right action must depend on the task; check what ends a session with a reward",
         )
     return found
 
 
 def excess_findings(who: str, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
-    """More than the solver, and more than 1, is more than there is."""
+    """The first trial that earns more than the solver and more than 1."""
     for trial in trials:
         if trial.task.id in best and earned(trial) > max(1.0, best[trial.task.id]) + MARGIN:
-            return [
-                Finding(
-                    "error",
-                    f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
-                    "pay for what is reached, once: keep what was paid, and pay the difference",
-                )
-            ]
+            return _error(
+                f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
+                "pay for each achievement once: remember what was paid, and pay the difference",
+            )
     return []
 
 
 def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
-    for trial in trials:
-        for seen in trial.observations:
-            if seen.invalid and seen.reward > MARGIN:
-                return [
-                    Finding(
-                        "error",
-                        f"an invalid action at {trial.task.id!r} pays {seen.reward:g}",
-                        "what is refused must not be rewarded",
-                    )
-                ]
-    return []
+    paid = [
+        (t.task.id, seen.reward) for t in trials for seen in t.observations if seen.invalid and seen.reward > MARGIN
+    ]
+    if not paid:
+        return []
+    task_id, reward = paid[0]
+    return _error(f"an invalid action at {task_id!r} pays {reward:g}", "a refused action must not be rewarded")
 
 
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
-    """`answers`: a task's first prompt, and the parts of the answer that wins at once. Told more often than by chance is told."""
+    """`answers`: first prompts, each with the parts of the answer that wins at once.
+
+    The answer leaks if prompts contain their own answer clearly more often than another task's.
+    """
     answers = [(prompt, parts) for prompt, parts in answers if parts]
     if len(answers) < ENOUGH:
         return []
-    own = [tells(prompt, parts) for prompt, parts in answers]
-    others = [
-        tells(prompt, parts) for i, (prompt, _) in enumerate(answers) for j, (_, parts) in enumerate(answers) if i != j
-    ]
+    own = [contains(prompt, parts) for prompt, parts in answers]
+    pairs = itertools.permutations(answers, 2)
+    others = [contains(prompt, parts) for (prompt, _), (_, parts) in pairs]
     if sum(own) / len(own) - sum(others) / len(others) <= LEAKS:
         return []
-    parts = answers[own.index(True)][1]
-    return [
-        Finding(
-            "error",
-            f"the final answer stands in the first prompt of {sum(own)} of {len(own)} tasks, e.g. {', '.join(parts)[:60]!r}",
-            "take it out; or, where the prompt lists what may be answered, set the class attribute lists_answers = True",
-        )
-    ]
+    parts = ", ".join(answers[own.index(True)][1])
+    return _error(
+        f"the first prompt of {sum(own)} of {len(own)} tasks contains the final answer, e.g. {parts[:60]!r}",
+        "remove it; if the prompt lists all possible answers, set the class attribute lists_answers = True",
+    )
 
 
-def tells(prompt: str, parts: Sequence[str]) -> bool:
-    told = prompt.casefold()
-    return all(re.search(rf"(?<!\w){re.escape(part.casefold())}(?!\w)", told) for part in parts)
+def _error(what: str, fix: str) -> list[Finding]:
+    return [Finding("error", what, fix)]
+
+
+def contains(prompt: str, parts: Sequence[str]) -> bool:
+    text = prompt.casefold()
+    return all(re.search(rf"(?<!\w){re.escape(part.casefold())}(?!\w)", text) for part in parts)
 
 
 def answer_parts(action: Action) -> tuple[str, ...]:
-    """What is said in an action, without the words of its form: the values of its arguments, or its text."""
+    """The values of an action's arguments, or its text."""
     if not action.tool_calls:
         return (action.content.strip(),) if action.content.strip() else ()
     return tuple(
@@ -176,7 +163,7 @@ def answer_parts(action: Action) -> tuple[str, ...]:
 
 
 def prompt_of(trial: Trial) -> str:
-    """Everything that a model reads before its first turn."""
+    """Everything a model reads before its first turn."""
     first = trial.observations[0]
     tools = [f"{tool.name} {tool.description} {tool.parameters}" for tool in first.tools or ()]
     return "\n".join([*(message.content for message in first.messages), *tools])
@@ -202,7 +189,7 @@ def _leaves(value: Any) -> list[str]:
 
 
 def _least(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The least that a tool's parameters accept, as far as their types say."""
+    """Minimal values for a tool's required parameters, by their types."""
     values: dict[str, Any] = {"string": "", "integer": 0, "number": 0.0, "boolean": False, "array": [], "object": {}}
     properties = schema.get("properties", {})
     return {

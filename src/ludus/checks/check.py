@@ -1,7 +1,7 @@
-"""Tells an author what is wrong before any training. Promise: whatever the environment does, the check ends with a report.
+"""`ludus env check`: finds faults before training. Promise: it always ends with a report.
 
-It plays with a random player and, where there is one, the environment's own solver, through the same host that training uses; then with
-players who do not try, or try to be paid for nothing. What their sessions mean is decided in check_audit.py.
+It plays a random player and, if there is one, the environment's solver, through the same host as
+training; then players that do not try, or that exploit the reward. audit.py judges their sessions.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ludus.checks import audit
 from ludus.checks.audit import Finding
 from ludus.checks.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
 from ludus.config import RolloutConfig
-from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment, isolation_of
+from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment
+from ludus.environments.needs import Provider, needs_of
 from ludus.environments.registry import source_of
-from ludus.environments.sandboxing import Provider
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout
 from ludus.hosting.answers import serialisable
 from ludus.hosting.host import Host
@@ -35,17 +35,18 @@ from ludus.types import Action, Observation, Task, Tool
 T = TypeVar("T")
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _LONG_CHARS = RolloutConfig().max_observation_chars
+SAME_ACTIONS = "the same actions succeeded before"
 AUDITED = 6
-"""Tasks that each player of the audit plays."""
+"""Tasks per player of the audit."""
 MAX_HANGS = 2
-"""Calls that did not return, after which the check ends: every session would wait as long again, for hours."""
+"""Calls that may hang before the check ends: each would wait as long again."""
 DRAWS = 4
-"""Times in a row that playing a task must move the global random state before its environment is blamed."""
+"""Plays in a row that must change the global random state before it is an error."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """`facts` is what was measured, in words, e.g. {"solver": "20 of 20 solved"}."""
+    """`facts` are the measurements, e.g. {"solver": "20 of 20 solved"}."""
 
     environment: str
     findings: tuple[Finding, ...]
@@ -53,7 +54,7 @@ class Report:
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        return tuple(finding for finding in self.findings if finding.level == "error")
+        return tuple(finding for finding in self.findings if finding.severity == "error")
 
     @property
     def ok(self) -> bool:
@@ -65,19 +66,18 @@ class Report:
 
 
 def check(environment: Environment, *, num_tasks: int = 20, sandboxes: Provider | None = None) -> Report:
-    """Plays up to `num_tasks` tasks of each split. `sandboxes` are for an environment that declares one."""
+    """Plays up to `num_tasks` tasks per split. `sandboxes`: for an environment that needs one."""
     return asyncio.run(_Examination(environment, num_tasks=num_tasks, sandboxes=sandboxes).run())
 
 
 class _HangsAgain(Exception):
-    """Nothing more can be learnt from this environment."""
+    """MAX_HANGS calls did not return."""
 
 
 class _Examination:
     def __init__(self, environment: Environment, *, num_tasks: int, sandboxes: Provider | None = None) -> None:
-        self.environment = environment
-        self.num_tasks = num_tasks
-        self.sandboxes = sandboxes
+        self.environment, self.needs = environment, needs_of(environment)
+        self.num_tasks, self.sandboxes = num_tasks, sandboxes
         self.host = Host(sandboxes=sandboxes)
         self.findings: dict[str, Finding] = {}
         self.facts: dict[str, str] = {}
@@ -85,7 +85,8 @@ class _Examination:
         self.num_hangs = 0
 
     async def draws_again(self, sample: list[Task]) -> bool:
-        """Somebody drew from the global state. An environment does so every time; a library's thread (a websocket's ping) hardly does."""
+        """Whether the environment draws from the global random state each time it is played; a
+        library's thread (a websocket's ping) draws only now and then."""
         facts, findings = dict(self.facts), dict(self.findings)
         try:
             for task in sample:
@@ -107,7 +108,7 @@ class _Examination:
         try:
             await self.examine_all()
         except _HangsAgain:
-            self.warning("not examined any further", f"{MAX_HANGS} calls did not return; mend that first")
+            self.warning("not examined any further", f"{MAX_HANGS} calls did not return; fix that first")
         await self.host.close()
         return Report(self.environment.name, tuple(self.findings.values()), self.facts)
 
@@ -120,7 +121,7 @@ class _Examination:
             if before != _random_states() and await self.draws_again(sample):
                 self.error(
                     "it draws from the global random state",
-                    "draw from the `rng` that setup gets, or make your own random.Random",
+                    "draw from the `rng` passed to setup, or from your own random.Random",
                 )
 
     async def examine_play(self, sample: Sequence[Task]) -> None:
@@ -135,11 +136,11 @@ class _Examination:
         await self.examine_answers(solver)
         await self.examine_close(sample[0])
 
-    # ------------------------------------------------------------------------------------------------ what is examined
+    # ------------------------------------------------------------------------------------------------ examinations
 
     async def examine_tasks(self) -> None:
-        if isolation_of(self.environment) == "process":
-            self.facts["isolation"] = "process (not in this check, which plays in its own)"
+        if self.needs.isolation == "process":
+            self.facts["isolation"] = "process (this check plays in its own process)"
         for split in SPLITS:
             async with self.noting(f"tasks({split!r}) must return a list of plain dicts"):
                 self.tasks[split] = await in_time(self.host.tasks(self.environment, split), where=f"tasks({split!r})")
@@ -148,7 +149,7 @@ class _Examination:
                     self.error(f"no {split} tasks", f"return at least one dict from tasks({split!r})")
         contents = {split: {_content(task) for task in self.tasks[split]} for split in SPLITS}
         for other in REQUIRED_SPLITS:
-            if contents["dev"] and contents["dev"] == contents[other]:  # a class that knows two splits only
+            if contents["dev"] and contents["dev"] == contents[other]:  # a class with two splits
                 self.facts["dev tasks"], self.tasks["dev"], contents["dev"] = f"those of {other}", [], set()
         for one, other in itertools.combinations(SPLITS, 2):
             if shared := contents[one] & contents[other]:
@@ -161,7 +162,7 @@ class _Examination:
     def examine_task_data(self, tasks: Sequence[Task]) -> None:
         ids = [task.id for task in tasks]
         if len(set(ids)) < len(ids):
-            twice = next(id for id in ids if ids.count(id) > 1)
+            twice = next(each for each in ids if ids.count(each) > 1)
             self.error(f"task id {twice!r} is given twice", "make the `id` of every task unique")
         if bad := [task.id for task in tasks if not serialisable(dict(task.data))]:
             self.error(
@@ -172,12 +173,10 @@ class _Examination:
             self.warning("no max_turns", "set the class attribute max_turns, or the run's limit applies")
 
     async def examine_first_prompt(self, sample: Sequence[Task]) -> None:
-        fix = "let the task's data decide the problem; `rng` is for noise after the start (attempts at a task are compared)"
+        fix = "use only the task's data in the first prompt; `rng` is for noise after the start"
         for task in sample[:5]:
             async with self.noting("start must return without failing"):
-                starts = [
-                    await repeat(self.environment, task, host=self.host, seed=seed, actions=()) for seed in range(3)
-                ]
+                starts = [await self.repeat(task, (), seed=seed) for seed in range(3)]
                 if len({start.print for start in starts}) > 1:
                     self.error(f"the first prompt of {task.id!r} changes with the seed", fix)
                 self.examine_tools(starts[0].observations[0].tools or ())
@@ -197,50 +196,47 @@ class _Examination:
     async def examine_player(self, player: str, sample: Sequence[Task], *, mistakes: float) -> list[Trial]:
         trials: list[Trial] = []
         for seed, task in enumerate(sample):
-            async with self.noting(f"found by the {player}; `ludus env play` shows the way there"):
+            async with self.noting(f"found by the {player}; reproduce it with `ludus env play`"):
                 try:
                     trials.append(await attempt(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
                 except ConfigError as error:
                     self.facts[player] = "none"
-                    self.warning(
-                        str(error), "write it, and warm starts and this check can play: see the built-in worlds"
-                    )
+                    self.warning(str(error), "warm starts and this check need it; the built-in worlds have examples")
                     return trials
         if trials:
             self.facts[player] = _summary(trials)
-            self.examine_success(player, trials, solving=mistakes == 0.0)
+            self.examine_success(trials, solving=mistakes == 0.0)
         return trials
 
-    def examine_success(self, player: str, trials: Sequence[Trial], *, solving: bool) -> None:
+    def examine_success(self, trials: Sequence[Trial], *, solving: bool) -> None:
         rate = sum(trial.success for trial in trials) / len(trials)
         if solving and rate == 0:
             self.error(
                 "the solver never succeeds",
-                "a full reward of 1 (or a metric `success`) must be in its reach within max_turns",
+                "it must reach a total reward of 1 (or the metric `success`) within max_turns",
             )
         elif solving and rate < 0.9:
             self.warning(
-                f"the solver succeeds in {rate:.0%} only",
-                "fine where chance decides; else mend the solver or raise max_turns",
+                f"the solver succeeds in only {rate:.0%} of the tasks",
+                "expected if chance decides; else fix the solver or raise max_turns",
             )
         elif not solving and rate > 0.9:
-            self.warning(f"a random player succeeds in {rate:.0%}", "there is little to learn; make the tasks harder")
+            self.warning(f"a random player succeeds in {rate:.0%} of the tasks", "make the tasks harder")
         longest = max(
             len(message.content) for trial in trials for seen in trial.observations for message in seen.messages
         )
         if longest > _LONG_CHARS:
             self.warning(
-                f"an observation has {longest} characters", f"beyond {_LONG_CHARS} it is cut in training; say less"
+                f"an observation has {longest} characters",
+                f"training cuts it at {_LONG_CHARS} (rollout.max_observation_chars); shorten it",
             )
 
     async def examine_repetition(self, trials: Sequence[Trial]) -> None:
-        fix = "draw only from the `rng` of setup; iterate over no set; read no clock and no id()"
+        fix = "draw only from the `rng` of setup; do not iterate over sets, read a clock or use id()"
         began = time.monotonic()
         for trial in trials:
-            async with self.noting("the same actions went well before"):
-                again = await repeat(
-                    self.environment, trial.task, host=self.host, seed=trial.seed, actions=trial.actions
-                )
+            async with self.noting(SAME_ACTIONS):
+                again = await self.repeat(trial.task, trial.actions, seed=trial.seed)
                 if again.print != trial.print:
                     self.error(
                         f"{trial.task.id!r} with the same seed and actions went differently: {_difference(trial, again)}",
@@ -260,41 +256,37 @@ class _Examination:
                     *(trial.print for trial in trials),
                 ]
                 if prints[0] != expected[0]:
-                    self.error("another process has other tasks", fix)
+                    self.error("another process gets different tasks", fix)
                 elif prints != expected:
                     self.error("the same trial went differently in another process with another hash seed", fix)
 
     def source(self) -> str:
-        """Where another process finds the class, or nothing."""
-        if self.sandboxed:
-            self.facts["sandbox"] = str(getattr(self.environment, "sandbox", ""))
+        """Source of the class for another process; empty if there is none."""
+        if self.needs.kind != "none":
+            self.facts["sandbox"] = self.needs.kind
             if not self.sandboxes_source():
-                self.facts["sandbox"] += " (of this process alone, so nothing was repeated in another)"
+                self.facts["sandbox"] += " (exists in this process only, so no trial was repeated in another)"
                 return ""
         source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
         if not source:
-            note = self.warning if isolation_of(self.environment) == "none" else self.error
+            note = self.warning if self.needs.isolation == "none" else self.error
             note(
                 "not checked in another process",
-                "define the class at the top of a module, with options that are plain data",
+                "define the class at the top level of a module, with options that are plain data",
             )
         return source
 
-    @property
-    def sandboxed(self) -> bool:
-        return bool(getattr(self.environment, "sandbox", "none") != "none")
-
     def sandboxes_source(self) -> str:
-        """Where another process finds what gives sandboxes, if they are needed."""
+        """Source of the sandbox provider's class for another process, if one is needed."""
         cls = type(self.sandboxes)
-        known = self.sandboxed and self.sandboxes is not None and "<locals>" not in cls.__qualname__
+        known = self.needs.kind != "none" and self.sandboxes is not None and "<locals>" not in cls.__qualname__
         return f"{cls.__module__}:{cls.__qualname__}" if known else ""
 
     async def examine_after_done(self, trials: Sequence[Trial]) -> None:
         trial = next((trial for trial in trials if trial.done and trial.actions), None)
         if trial is None:
             return
-        async with self.noting("the same actions went well before"):
+        async with self.noting(SAME_ACTIONS):
             session = await self.host.open(self.environment, trial.task, seed=trial.seed)
             await in_time(session.start(), where="start")
             for action in trial.actions:
@@ -302,31 +294,25 @@ class _Examination:
             try:
                 late = await in_time(session.act(trial.actions[-1]), where="act after done")
             except EnvironmentFailed:
-                return  # refusing is right
+                return  # refused, as it should be
             finally:
                 await session.close()
             if late.reward:
-                self.error(
-                    f"act after done pays {late.reward} again", "pay a reward once; raise when the session is over"
-                )
+                self.error(f"act after done pays {late.reward} again", "raise when the session is over")
 
     async def examine_bad_actions(self, task: Task) -> None:
         tools: tuple[Tool, ...] = ()
         async with self.noting("start must return without failing"):
-            tools = (await repeat(self.environment, task, host=self.host, seed=0, actions=())).observations[
-                0
-            ].tools or ()
+            tools = (await self.repeat(task, ())).observations[0].tools or ()
         for what, action in audit.bad_actions(tools):
             async with self.noting(f"{what} must give an observation with invalid=True, not an exception"):
-                seen = (await repeat(self.environment, task, host=self.host, seed=0, actions=[action])).observations[-1]
+                seen = (await self.repeat(task, [action])).observations[-1]
                 if tools and not seen.invalid:
-                    self.warning(
-                        f"{what} was not refused", "return an observation with invalid=True, so that it is counted"
-                    )
+                    self.warning(f"{what} was not refused", "return an observation with invalid=True")
 
     async def examine_idle_players(self, sample: Sequence[Task]) -> None:
-        for what, action in audit.idle_actions():
-            async with self.noting(f"{what} must give an observation, every time"):
+        for what, action in audit.bad_actions(()):
+            async with self.noting(f"{what} must give an observation each time"):
                 trials = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
                 self.note(audit.idle_findings(what, trials) + audit.paid_though_invalid(trials))
 
@@ -338,40 +324,40 @@ class _Examination:
         trials = [*randoms, *solver]
         self.note(audit.paid_though_invalid(trials) + audit.excess_findings("a random player", randoms, best=best))
         tools = trials[0].observations[0].tools or () if trials else ()
-        async with self.noting("the same actions went well before"):
+        async with self.noting(SAME_ACTIONS):
             for action in audit.constant_actions(trials, tools):
                 constant = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
                 self.note(audit.constant_findings(action, constant, best=best) + audit.paid_though_invalid(constant))
             for trial in _spread(solved, AUDITED):
                 for actions in itertools.islice(audit.farming_actions(trial, max_turns=self.max_turns), AUDITED):
-                    farmed = await repeat(
-                        self.environment, trial.task, host=self.host, seed=trial.seed, actions=actions
-                    )
-                    self.note(audit.excess_findings("a player that does what paid again", [farmed], best=best))
+                    farmed = await self.repeat(trial.task, actions, seed=trial.seed)
+                    self.note(audit.excess_findings("a player that repeats a rewarded action", [farmed], best=best))
 
     async def examine_answers(self, trials: Sequence[Trial]) -> None:
-        """Where the solver's last action wins as the first one too, it is an answer, and no prompt may tell it."""
-        if getattr(getattr(self.environment, "author", self.environment), "lists_answers", False):
+        """A solver's last action that wins at once is an answer: no prompt may contain it."""
+        if getattr(self.environment, "lists_answers", False):
             self.facts["answers"] = "listed in the prompt, as the environment declares"
             return
         answers = []
-        async with self.noting("the same action went well before"):
+        async with self.noting(SAME_ACTIONS):
             for trial in _spread([trial for trial in trials if trial.success and trial.actions], 2 * AUDITED):
                 last = trial.actions[-1:]
-                alone = await repeat(self.environment, trial.task, host=self.host, seed=trial.seed, actions=last)
-                if alone.success:
+                if (await self.repeat(trial.task, last, seed=trial.seed)).success:
                     answers.append((audit.prompt_of(trial), audit.answer_parts(last[0])))
         self.note(audit.leak_findings(answers))
 
     async def constantly(self, task: Task, action: Action) -> Trial:
-        return await repeat(self.environment, task, host=self.host, seed=0, actions=[action] * self.max_turns)
+        return await self.repeat(task, [action] * self.max_turns)
+
+    async def repeat(self, task: Task, actions: Sequence[Action], *, seed: int = 0) -> Trial:
+        return await repeat(self.environment, task, host=self.host, seed=seed, actions=actions)
 
     @property
     def max_turns(self) -> int:
         return self.environment.max_turns or MAX_TURNS
 
     async def examine_close(self, task: Task) -> None:
-        async with self.noting("close must work twice, also on a session that never started"):
+        async with self.noting("close must be idempotent, also for a session that never started"):
             for started in (False, True):
                 hosted = await self.host.open(self.environment, task, seed=0)
                 if started:
@@ -387,10 +373,10 @@ class _Examination:
             self.findings.setdefault(_kind(finding.what), finding)
 
     def error(self, what: str, fix: str) -> None:
-        self.findings.setdefault(_kind(what), Finding("error", what, fix))
+        self.note([Finding("error", what, fix)])
 
     def warning(self, what: str, fix: str) -> None:
-        self.findings.setdefault(_kind(what), Finding("warning", what, fix))
+        self.note([Finding("warning", what, fix)])
 
     @asynccontextmanager
     async def noting(self, fix: str) -> AsyncIterator[None]:
@@ -421,7 +407,7 @@ def _text(observation: Observation) -> str:
 
 
 def _kind(what: str) -> str:
-    """Findings that differ only in task ids and numbers are one finding."""
+    """Findings that differ only in task ids and numbers count as one."""
     return re.sub(r"\S+/(train|dev|test)/\S+|\d+", "", what)
 
 
@@ -430,7 +416,7 @@ def _content(task: Task) -> str:
 
 
 def _spread(tasks: Sequence[T], count: int) -> list[T]:
-    """Tasks from all over the list: the first ones are often the easy ones."""
+    """Items spread evenly over the list: the first tasks are often the easy ones."""
     return [tasks[i * len(tasks) // count] for i in range(count)] if len(tasks) > count else list(tasks)
 
 

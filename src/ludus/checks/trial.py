@@ -1,6 +1,6 @@
-"""Playing an environment without a model, and playing the same actions again, here or in another process.
+"""Plays an environment without a model, and repeats the same actions, here or in another process.
 
-`python -m ludus.checks.trial` is that other process: it reads what to repeat as JSON and prints the prints of what it saw.
+`python -m ludus.checks.trial` is that process: JSON trials in, fingerprints out.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ludus.hosting.host import Host
 from ludus.types import Action, Observation, Task, ToolCall
 
 MAX_TURNS = 32
-"""For an environment that names no limit of its own."""
+"""For an environment without a limit of its own."""
 TURN_S = 30.0
-"""Enough to start a Java machine or a browser on a machine that has other things to do."""
+"""Enough to start a JVM or a browser on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Trial:
 
 
 async def attempt(environment: Environment, task: Task, *, host: Host, seed: int, mistakes: float) -> Trial:
-    """The solver plays; with `mistakes` 1.0 it is a random player."""
+    """Plays the solver; with `mistakes` 1.0 a random player."""
     rng = random.Random(seed)
     session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
     try:
@@ -71,7 +71,7 @@ async def attempt(environment: Environment, task: Task, *, host: Host, seed: int
 
 
 async def repeat(environment: Environment, task: Task, *, host: Host, seed: int, actions: Iterable[Action]) -> Trial:
-    """The same actions again, for as long as the session goes on."""
+    """Plays `actions` until they or the session end."""
     session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
     try:
         observations = [await in_time(session.start(), where=f"{task.id}: start")]
@@ -93,7 +93,7 @@ async def in_time(work: Any, *, where: str) -> Any:
 
 
 def fingerprint(value: Any) -> str:
-    """Equal for equal content, in any process."""
+    """A hash that is equal for equal content, in any process."""
     plain = [dataclasses.asdict(item) for item in value]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode("utf-8", "surrogatepass")).hexdigest()
 
@@ -107,9 +107,9 @@ def repeat_elsewhere(
     sandboxes: str = "",
     timeout_s: float = 120.0,
 ) -> list[str]:
-    """Prints of the tasks of these splits and of the repeated trials, from a new process with another hash seed.
+    """Fingerprints of tasks and trials, from a new process with another hash seed.
 
-    `source` and `sandboxes` say where it finds the class of the environment, and of what gives it sandboxes.
+    `source` and `sandboxes` name the classes of the environment and of the sandbox provider.
     """
     wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
     wanted |= {"splits": list(splits), "sandboxes": sandboxes}
@@ -118,16 +118,12 @@ def repeat_elsewhere(
         for trial in trials
     ]
     other = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
-    variables = {
-        **os.environ,
-        "PYTHONHASHSEED": other,
-        "PYTHONPATH": search_path(),
-    }
-    command = [sys.executable, "-m", "ludus.checks.trial"]
     try:
         answer = subprocess.run(
-            command, input=json.dumps(wanted), capture_output=True, text=True, env=variables, timeout=timeout_s
-        )
+            [sys.executable, "-m", "ludus.checks.trial"],
+            input=json.dumps(wanted), capture_output=True, text=True, timeout=timeout_s, check=False,
+            env=os.environ | {"PYTHONHASHSEED": other, "PYTHONPATH": search_path()},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise EnvironmentFailed(f"another process did not finish the same trials within {timeout_s:.0f} s") from None
     if answer.returncode:

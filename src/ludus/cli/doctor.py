@@ -1,4 +1,4 @@
-"""`ludus doctor`: what this machine can do, a line each, and what to install or change where it cannot. Nothing heavy is imported."""
+"""`ludus doctor`: what works on this machine, and how to fix what does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 REQUIRED = ("python", "torch", "packages", "process")
-"""What no run can do without; the others only matter to those who ask for them."""
+"""Every run needs these; the others are checked only if they are named as arguments."""
 
 
 class Line(NamedTuple):
@@ -19,11 +19,12 @@ class Line(NamedTuple):
 
 def doctor(
     needed: Annotated[
-        list[str] | None, typer.Argument(help="Lines that must be in order, e.g. namespace container gpu.")
+        list[str] | None, typer.Argument(help="Lines that must be ok, e.g. namespace container gpu.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Say what works on this machine, and what to do where something does not. Exit code 1 if what is needed does not work."""
+    """List what works on this machine and how to fix the rest. Exits with 1 on a required
+    failure."""
     import json
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]
@@ -32,7 +33,7 @@ def doctor(
         from ludus.errors import ConfigError, nearest
 
         known = [line.name for line in lines]
-        raise ConfigError(f"no line {unknown[0]!r}.{nearest(unknown[0], known)} Known: {', '.join(known)}.")
+        raise ConfigError(f"unknown line {unknown[0]!r}.{nearest(unknown[0], known)} Known: {', '.join(known)}.")
     for line in lines:
         remedy = f" -> {line.remedy}" if line.remedy else ""
         text = (
@@ -48,16 +49,12 @@ def doctor(
 
 def examine() -> list[Line]:
     from ludus.sandboxes.detect import driver
-
-    drivers = [driver(level) for level in ("process", "namespace", "container")]
-    sandboxes = [Line(each.level, each.works, each.says, each.remedy) for each in drivers]
-    return [_python(), _torch(), _packages(), _machine(), _gpu(), *sandboxes, *_worlds(namespace=drivers[1].works)]
-
-
-def _worlds(*, namespace: bool) -> list[Line]:
     from ludus.worlds.needs import NEEDS
 
-    return [_world(name, namespace=namespace) for name in NEEDS]
+    drivers = [driver(kind) for kind in ("process", "namespace", "container")]
+    sandboxes = [Line(each.kind, each.works, each.says, each.remedy) for each in drivers]
+    worlds = [_world(name, namespace=drivers[1].works) for name in NEEDS]
+    return [_python(), _torch(), _packages(), _machine(), _gpu(), *sandboxes, *worlds]
 
 
 def _world(name: str, *, namespace: bool) -> Line:
@@ -75,7 +72,10 @@ def _world(name: str, *, namespace: bool) -> Line:
     if needs.namespace and not namespace:
         missing, remedies = ["a namespace sandbox"], ["See the line namespace."]
     return Line(
-        name, not missing, f"missing: {', '.join(missing)}" if missing else "a world; all there", "; ".join(remedies)
+        name,
+        not missing,
+        f"missing: {', '.join(missing)}" if missing else "world; everything installed",
+        "; ".join(remedies),
     )
 
 
@@ -85,11 +85,11 @@ def _python() -> Line:
 
     version = platform.python_version()
     fits = (3, 11) <= sys.version_info < (3, 14)
-    return Line("python", fits, f"{version} at {sys.executable}", "Python 3.11 to 3.13 is needed.")
+    return Line("python", fits, f"{version} at {sys.executable}", "Install Python 3.11, 3.12 or 3.13.")
 
 
 def _torch() -> Line:
-    """Read off its files: importing it takes seconds."""
+    """From its metadata: importing it takes seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -111,7 +111,7 @@ def _built_for() -> str:
 
 
 def _packages() -> Line:
-    """Every package that Ludus itself names, without extras."""
+    """The dependencies of Ludus, without extras."""
     import re
     from importlib.metadata import PackageNotFoundError, requires, version
 
@@ -126,7 +126,10 @@ def _packages() -> Line:
             missing.append(name)
     listed = ", ".join(missing)
     return Line(
-        "packages", not missing, f"missing: {listed}" if missing else "all there", f"pip install {' '.join(missing)}"
+        "packages",
+        not missing,
+        f"missing: {listed}" if missing else "all installed",
+        f"pip install {' '.join(missing)}",
     )
 
 
@@ -141,8 +144,8 @@ def _machine() -> Line:
     return Line(
         "machine",
         enough,
-        f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free here",
-        "Make room: runs are written here.",
+        f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free in this folder",
+        "Free some disk space: runs are written to this folder.",
     )
 
 
@@ -151,21 +154,21 @@ def _gpu() -> Line:
     import subprocess
 
     if shutil.which("nvidia-smi") is None:
-        return Line("gpu", False, "no NVIDIA driver", "Everything runs on the CPU; a GPU needs NVIDIA's driver.")
+        return Line("gpu", False, "no NVIDIA driver", "Optional: install NVIDIA's driver to use a GPU.")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
     try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return Line("gpu", False, "nvidia-smi does not answer", "Check the driver: run nvidia-smi.")
-    if told.returncode or not told.stdout.strip():
-        cause = (told.stderr or told.stdout).strip().splitlines()[:1]
+    if answer.returncode or not answer.stdout.strip():
+        cause = (answer.stderr or answer.stdout).strip().splitlines()[:1]
         return Line(
             "gpu",
             False,
-            f"nvidia-smi finds none{': ' + cause[0] if cause else ''}",
+            f"nvidia-smi finds no GPU{': ' + cause[0] if cause else ''}",
             "Check the driver: run nvidia-smi.",
         )
-    cards = told.stdout.strip().splitlines()
+    cards = answer.stdout.strip().splitlines()
     says = f"{len(cards)} x {cards[0]}"
     if not _built_for():
         return Line("gpu", False, f"{says}, but torch is built for the CPU only", "Install a CUDA build of torch.")

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, write, check and play environments.", no_args_is_help=True)
 
-NameOrSource = Annotated[str, typer.Argument(help="A registered name, file.py, file.py:Class or module:Class.")]
-Options = Annotated[list[str] | None, typer.Option("--options", "-o", help="key=value, as in size=8; may be repeated.")]
+NameOrSource = Annotated[str, typer.Argument(help="Registered name, file.py, file.py:Class or module:Class.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--options", "-o", help="Option of the environment as key=value, e.g. size=8. May be repeated."),
+]
 
 _ENVIRONMENT = '''"""An environment for Ludus: `ludus env check {name}.py`, `ludus env play {name}.py`."""
 
@@ -45,9 +48,8 @@ class {cls}:
 '''
 _TEST = """from pathlib import Path
 
-from ludus.environments import make
-
 from ludus.checks import check
+from ludus.environments import make
 
 
 def test_{name}_is_sound():
@@ -58,9 +60,9 @@ def test_{name}_is_sound():
 
 @app.command("list")
 def list_environments() -> None:
-    """Registered environments: built-ins and those of installed packages."""
+    """List the built-in environments and those of installed packages."""
     from ludus.environments import make, names
-    from ludus.environments.environment import isolation_of
+    from ludus.environments.needs import needs_of
     from ludus.errors import LudusError
 
     for name in names():
@@ -68,18 +70,18 @@ def list_environments() -> None:
             environment = make(name)
             first_line = (environment.description.splitlines() or [""])[0]
             knobs = ", ".join(f"{option}={_short(value)}" for option, value in environment.options.items())
-            apart = "  [isolation: process]" if isolation_of(environment) == "process" else ""
+            notes = [f"({knobs})"] * bool(knobs)
+            notes += ["[isolation: process]"] * (needs_of(environment).isolation == "process")
             asks = ", ".join(getattr(environment, "capabilities", ()))
-            typer.echo(
-                f"{name:16} {first_line}{f'  ({knobs})' if knobs else ''}{apart}{f'  [asks: {asks}]' if asks else ''}"
-            )
+            notes += [f"[asks: {asks}]"] * bool(asks)
+            typer.echo("  ".join([f"{name:16} {first_line}", *notes]))
         except LudusError as error:
             typer.echo(f"{name:16} broken: {error}")
 
 
 @app.command()
-def new(name: str, folder: Annotated[Path, typer.Option(help="Where to write.")] = Path()) -> None:
-    """Write NAME.py, a working environment to change, and test_NAME.py."""
+def new(name: str, folder: Annotated[Path, typer.Option(help="Folder to write to.")] = Path()) -> None:
+    """Write NAME.py, a working environment as a starting point, and test_NAME.py."""
     from keyword import iskeyword
 
     if not name.isidentifier() or name != name.lower() or iskeyword(name):
@@ -87,7 +89,7 @@ def new(name: str, folder: Annotated[Path, typer.Option(help="Where to write.")]
     cls = "".join(part.capitalize() for part in name.split("_"))
     texts = {folder / f"{name}.py": _ENVIRONMENT, folder / f"test_{name}.py": _TEST}
     if taken := [path for path in texts if path.exists()]:
-        _fail(f"{taken[0]} exists; choose another name, or remove it first")
+        _fail(f"{taken[0]} exists; choose another name, or remove the file first")
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(name=name, cls=cls))
@@ -99,9 +101,9 @@ def new(name: str, folder: Annotated[Path, typer.Option(help="Where to write.")]
 def check_environment(
     name: NameOrSource,
     options: Options = None,
-    tasks: Annotated[int, typer.Option(min=1, help="Tasks played per split.")] = 20,
+    tasks: Annotated[int, typer.Option(min=1, help="Number of tasks to play per split.")] = 20,
 ) -> None:
-    """Play an environment without a model and say what is wrong with it. Exit code 1 on errors."""
+    """Play an environment without a model and report its faults. Exits with 1 on errors."""
     from ludus.checks import check
     from ludus.sandboxes.provider import Sandboxes
 
@@ -119,10 +121,10 @@ def check_environment(
 def play(
     name: NameOrSource,
     options: Options = None,
-    player: Annotated[str, typer.Option(help="person, random or solver.")] = "person",
-    split: str = "train",
-    task: Annotated[int, typer.Option(help="Which task of the split.")] = 0,
-    seed: int = 0,
+    player: Annotated[str, typer.Option(help="Who plays: person, random or solver.")] = "person",
+    split: Annotated[str, typer.Option(help="Split of the task: train, dev or test.")] = "train",
+    task: Annotated[int, typer.Option(help="Index of the task in the split.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the session's noise.")] = 0,
 ) -> None:
     """Play a session yourself, or watch a random player or the solver."""
     import asyncio
@@ -148,9 +150,9 @@ async def _play(
 
     tasks = await client.tasks(environment.name, split)
     if not tasks:
-        _fail(f"--split is {split!r}, in which {environment.name!r} has no tasks; train and test are usual")
+        _fail(f"--split is {split!r}, in which {environment.name!r} has no tasks; try train or test")
     if not 0 <= index < len(tasks):
-        _fail(f"--task is {index}; split {split!r} of {environment.name!r} has {len(tasks)} tasks, from 0 on")
+        _fail(f"--task is {index}; split {split!r} of {environment.name!r} has tasks 0 to {len(tasks) - 1}")
     session, rng, reward, turn = await client.open(tasks[index], seed=seed), random.Random(seed), 0.0, 0
     typer.echo(tasks[index].id)
     observation = await session.start()
@@ -176,7 +178,7 @@ async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action
 
 
 def _ask(tools: tuple[Tool, ...]) -> Action:
-    """A line from the person: the text itself or, where there are tools, `name argument=value ...`, values as JSON."""
+    """A line from the person: text or, with tools, `name argument=value ...` in JSON."""
     from ludus.types import Action, ToolCall
 
     for tool in tools:

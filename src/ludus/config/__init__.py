@@ -2,7 +2,7 @@
 
 from ludus.config.algorithm import AlgorithmConfig, CriticConfig
 from ludus.config.engine import EngineConfig
-from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, SandboxLevel, WorkersConfig
+from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, SandboxKind, WorkersConfig
 from ludus.config.evaluation import EvaluationConfig, StoreConfig
 from ludus.config.files import dump_config, load_config, parse_config
 from ludus.config.model import LoraConfig, ModelConfig, TeacherConfig
@@ -16,6 +16,6 @@ __all__ = [
     "HERE", "WORKERS", "AlgorithmConfig", "ControllerConfig", "CriticConfig", "CrossPolicyConfig",
     "CurriculumConfig", "EngineConfig", "EnvironmentConfig", "EvaluationConfig", "EvolveConfig", "HorizonConfig",
     "LoraConfig", "ModelConfig", "MonitorConfig", "OutsideConfig", "PipelineConfig", "RolloutConfig", "RunConfig",
-    "SandboxLevel", "Section", "SftConfig", "StoreConfig", "TeacherConfig", "TrainerConfig", "WorkersConfig",
+    "SandboxKind", "Section", "SftConfig", "StoreConfig", "TeacherConfig", "TrainerConfig", "WorkersConfig",
     "dump_config", "load_config", "parse_config",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ from ludus.config.section import Section
 from ludus.errors import nearest
 
 HERE, WORKERS = "here", "workers"
-SandboxLevel = Literal["none", "process", "namespace", "container"]
+SandboxKind = Literal["none", "process", "namespace", "container"]
 """What a session's untrusted code runs in, from the least contained to the most."""
 
 
@@ -28,7 +28,7 @@ class EnvironmentConfig(Section):
     at: str = HERE
     """Where sessions run: here (this process, or the pipeline.session_processes), workers (processes
     that the run starts and stops), or a controller's URL."""
-    sandbox: SandboxLevel = "none"
+    sandbox: SandboxKind = "none"
     """Least sandbox for untrusted code. An environment that declares a stronger one gets that."""
     image: str = ""
     """Container image, in place of the environment's own. Empty: the environment's own."""

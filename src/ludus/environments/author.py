@@ -1,4 +1,4 @@
-'''The short way to write an environment: a class with a docstring, `tasks`, `setup`, and typed methods marked `@tool`.
+'''The short way to write an environment: a class with `tasks`, `setup` and `@tool` methods.
 
     class Double:
         """Double the number."""          # the system message
@@ -16,13 +16,14 @@
             """Give the answer."""
             return Reply("right", reward=1, done=True) if value == 2 * self.n else "wrong"
 
-An instance is one session; the constructor's keyword arguments are the options. Instead of tools, one method `act(self, text)` makes a
-text environment; an attribute `actions` lists the texts it accepts. Optional: `solve(self)`, `random_action(self, rng)`, `close(self)`;
-beside tools, `say(self, text)` for what is said without a call (otherwise that is refused).
-Any method may be async. `capabilities = ("planning", "memory")` says what the environment asks of a player, and
-`lists_answers = True` that the prompt lists what may be answered, so that the right answer in it is no leak. An attribute
-`isolation = "process"` gives each session a process to itself; `sandbox = "namespace"` puts a started sandbox for code that is not trusted
-at `self.sandbox` (sandboxing.py).
+An instance is one session; the constructor's keyword arguments are the options. Any method may be
+async.
+
+Instead of tools, one method `act(self, text)` makes a text environment; an attribute `actions`
+lists the texts it accepts. Beside tools, `say(self, text)` answers a message without a call, which
+is refused otherwise. Optional methods: `solve(self)`, `random_action(self, rng)`, `close(self)`.
+Optional attributes: `capabilities` and `lists_answers` (environment.py), `isolation`, `sandbox` and
+`image` (needs.py).
 '''
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeVar
 
-from ludus.environments.environment import Session, isolation_of
-from ludus.environments.sandboxing import Declared, declared_by
+from ludus.environments.environment import EnvironmentBase, Session
+from ludus.environments.needs import Needs, read_needs
 from ludus.environments.signature import BadArguments, read_signature
 from ludus.environments.tools import ToolMethod, tools_of
 from ludus.errors import ConfigError, nearest
@@ -49,7 +50,7 @@ _METHODS = ("setup", "act", "say", "solve", "random_action", "close")
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a tool or `act` returns where a plain str is not enough. `invalid`: the model's action could not be carried out."""
+    """What a tool or `act` may return instead of a str. `invalid`: the action was refused."""
 
     text: str
     reward: float = 0.0
@@ -58,7 +59,7 @@ class Reply:
     invalid: bool = False
 
 
-class AuthoredEnvironment:
+class AuthoredEnvironment(EnvironmentBase):
     """An author's class as an Environment."""
 
     def __init__(self, author: type, *, name: str = "", options: Mapping[str, Any] | None = None) -> None:
@@ -66,13 +67,13 @@ class AuthoredEnvironment:
         self.name = name or snake_case(author.__name__)
         self.description = _docstring(author)
         self.tools = tools_of(author)
-        self.isolation = isolation_of(author, name=self.name)
-        self.capabilities: tuple[str, ...] = tuple(getattr(author, "capabilities", ()))
-        self.declared: Declared = declared_by(author, name=self.name)
+        self.capabilities = tuple(getattr(author, "capabilities", ()))
+        self.lists_answers = bool(getattr(author, "lists_answers", False))
+        self.needs: Needs = read_needs(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)
-        self.options: Mapping[str, Any] = _defaults(author) | self._given
-        self.max_turns: int | None = getattr(self._new(), "max_turns", None)
+        self.options = _defaults(author) | self._given
+        self.max_turns = getattr(self._new(), "max_turns", None)
         self._plain = not any(inspect.iscoroutinefunction(getattr(author, m, None)) for m in (*_METHODS, *self.tools))
         self._tasks: dict[str, tuple[Task, ...]] = {}
 
@@ -82,10 +83,6 @@ class AuthoredEnvironment:
             rows = source.get(split, ()) if isinstance(source, Mapping) else source(split)
             self._tasks[split] = tuple(self._task(row, split=split, index=i) for i, row in enumerate(rows or ()))
         return list(self._tasks[split])
-
-    @property
-    def sandbox(self) -> str:
-        return self.declared.level
 
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session:
         author = self._new()
@@ -97,7 +94,7 @@ class AuthoredEnvironment:
     def _new(self) -> Any:
         try:
             return self.author(**self._given)
-        except ConfigError:  # says itself what is wrong: a package that is missing, for instance
+        except ConfigError:  # its message is complete, e.g. which package is missing
             raise
         except ValueError as error:
             raise ConfigError(f"environment {self.name!r} refuses options {dict(self.options)}: {error}") from error
@@ -111,7 +108,7 @@ class AuthoredEnvironment:
 
 
 class AuthoredSession:
-    """An instance of an author's class as a Session, async inside; `PlainSession` is its face where no method is async."""
+    """An instance of an author's class as an async Session."""
 
     def __init__(self, author: Any, *, environment: AuthoredEnvironment, task: Task, seed: int) -> None:
         self._author = author
@@ -125,7 +122,7 @@ class AuthoredSession:
         self.random_action = self._random_action if able else None
 
     async def start(self) -> Observation:
-        # a copy: whatever setup does to its data must not reach the other attempts at this task
+        # a copy: setup may change its data, and other attempts at this task must not see that
         text = await _settled(self._author.setup(copy.deepcopy(dict(self._task.data)), self._rng))
         reply = _reply(text, by="setup")
         self._over = reply.done
@@ -201,42 +198,32 @@ class AuthoredSession:
 
 
 class PlainSession:
-    """A session whose author wrote no async method: its calls may block, so they are plain and run on a thread."""
+    """A session without async methods: its calls may block, so they run on a thread."""
 
     def __init__(self, session: AuthoredSession) -> None:
-        self._session = session
-        self.solve = self._solve if session.solve else None
-        self.random_action = self._random_action if session.random_action else None
-
-    def start(self) -> Observation:
-        return _finished(self._session.start())
-
-    def act(self, action: Action) -> Observation:
-        return _finished(self._session.act(action))
-
-    def close(self) -> None:
-        _finished(self._session.close())
-
-    def _solve(self) -> Action:
-        return _finished(self._session._solve())
-
-    def _random_action(self, rng: random.Random) -> Action:
-        return _finished(self._session._random_action(rng))
+        self.start, self.act, self.close = _plain(session.start), _plain(session.act), _plain(session.close)
+        self.solve = _plain(session.solve) if session.solve else None
+        self.random_action = _plain(session.random_action) if session.random_action else None
 
 
 def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
 
 
-def _finished(coroutine: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that awaits nothing."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise TypeError("a plain method returned something to await; write it as `async def`")
+def _plain(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
+    """A plain function from a coroutine function that awaits nothing."""
+
+    def call(*arguments: Any) -> T:
+        coroutine = method(*arguments)
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        coroutine.close()
+        raise TypeError("a plain method returned something to await; write it as `async def`")
+
+    return call
 
 
 async def _settled(value: Any) -> Any:
@@ -247,7 +234,7 @@ def _reply(value: Any, *, by: str) -> Reply:
     if isinstance(value, str):
         return Reply(value)
     if isinstance(value, Reply):
-        if not isinstance(value.reward, Real):  # before rewards are summed up, where the message would be Python's own
+        if not isinstance(value.reward, Real):  # summing would raise without naming `by`
             raise TypeError(
                 f"{by} returned reward {value.reward!r:.60} ({type(value.reward).__name__}); expected a number"
             )

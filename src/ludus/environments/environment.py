@@ -1,40 +1,40 @@
-"""The Environment seam: what a world must offer. Most authors write neither protocol, but a short class (see author.py)."""
+"""The Environment protocol. Most authors write a short class instead (author.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
-from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from ludus.errors import ConfigError, nearest
+from ludus.environments.needs import Needs
 from ludus.types import Action, Observation, Task
 
 SPLITS = ("train", "dev", "test")
 REQUIRED_SPLITS = ("train", "test")
-"""What no environment can do without; dev is for choosing between trained models, where there are tasks enough."""
-Isolation = Literal["none", "process"]
+"""`dev` is optional: it is for choosing between trained models."""
 
 
 @runtime_checkable
 class Session(Protocol):
-    """One live attempt at a task; single use. A plain method runs on a thread and may block; an async one runs on the event loop.
+    """One live attempt at a task, used once.
 
-    Two more methods make warm starts and `ludus env check` possible; they are looked up by name, and may be missing or None:
-    `solve() -> Action`, the best action now, and `random_action(rng) -> Action`, any valid one.
+    A plain method runs on a thread and may block; an async one runs on the event loop. Two more
+    methods, which may be missing or None, serve warm starts and `ludus env check`: `solve() ->
+    Action`, the best action now, and `random_action(rng) -> Action`, any valid one.
     """
 
     def start(self) -> Observation | Awaitable[Observation]:
-        """The first prompt and the tools on offer. It depends on the task alone: attempts with other seeds see the same."""
+        """The first prompt and the tools on offer. Depends on the task alone, not on the seed."""
         ...
 
     def act(self, action: Action) -> Observation | Awaitable[Observation]: ...
 
     def close(self) -> Awaitable[None] | None:
-        """Frees everything; safe to call twice."""
+        """Frees everything. Must be idempotent."""
         ...
 
 
 class Environment(Protocol):
-    """One attribute more may be there, see `isolation_of`: `isolation = "process"`."""
+    """`EnvironmentBase` has defaults for the members that an environment may leave out."""
 
     @property
     def name(self) -> str: ...
@@ -44,29 +44,44 @@ class Environment(Protocol):
 
     @property
     def max_turns(self) -> int | None:
-        """Turns that a session may take; None leaves it to the run."""
+        """Turns per session; None leaves the limit to the run."""
         ...
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Every knob with its present value."""
+        """Every option with its present value."""
         ...
+
+    @property
+    def capabilities(self) -> tuple[str, ...]:
+        """What the environment asks of an agent, e.g. ("planning", "memory")."""
+        ...
+
+    @property
+    def lists_answers(self) -> bool:
+        """The first prompt lists the possible answers, so that the right one in it is no leak."""
+        ...
+
+    needs: Needs
+    """What the host must provide. `demand` replaces it when the run file asks for more."""
 
     def tasks(self, split: str) -> list[Task]: ...
 
-    def open(self, task: Task, *, seed: int) -> Session | Awaitable[Session]:
-        """A new session. `task` decides the problem, `seed` only the noise."""
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session | Awaitable[Session]:
+        """A new session. `task` decides the problem, `seed` only the noise.
+
+        `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox` if `needs` asks for one, else None.
+        The host closes it after the session.
+        """
         ...
 
 
-def isolation_of(environment: object, *, name: str = "") -> Isolation:
-    """none: sessions share a process. process: each has one to itself, for code that leaks, computes for long, or hangs where no thread
-    can be stopped; the process is used again for later sessions, and replaced in time."""
-    found = getattr(environment, "isolation", "none")
-    if found not in get_args(Isolation):
-        known = get_args(Isolation)
-        raise ConfigError(
-            f"environment {name or getattr(environment, 'name', '')!r}: isolation is {found!r}; "
-            f"expected one of {', '.join(known)}.{nearest(str(found), known)}"
-        )
-    return cast(Isolation, found)
+class EnvironmentBase:
+    """Defaults of `Environment`. What is left to write: `name`, `tasks` and `open`."""
+
+    description: str = ""
+    max_turns: int | None = None
+    options: Mapping[str, Any] = {}
+    capabilities: tuple[str, ...] = ()
+    lists_answers: bool = False
+    needs: Needs = Needs()

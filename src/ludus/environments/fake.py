@@ -1,6 +1,6 @@
-"""A tiny world with faults to order, for tests, chaos and benchmarks. Promise: the seed alone decides what goes wrong, and when.
+"""A tiny environment with faults, for tests and benchmarks. The seed decides every fault.
 
-make("fake", source="ludus.environments.fake:FakeEnvironment", options={"fault": "hang", "fault_rate": 0.1})
+make("fake", source="ludus.environments.fake:FakeEnvironment", options={"fault": "hang"})
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ import asyncio
 import random
 import sys
 import time
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
+from ludus.environments.environment import EnvironmentBase
 from ludus.types import Action, Message, Observation, Task
 
 Fault = Literal["none", "raise", "exit", "hang", "nan", "megabyte", "nothing", "number", "surrogate"]
@@ -18,34 +20,28 @@ Place = Literal["tasks", "open", "start", "act", "close"]
 WORDS = ("red", "blue", "green", "gold", "grey", "pink", "black", "white")
 
 
-class FakeEnvironment:
-    """Says a word; the action that repeats it earns 1 / turns. `blocking` sessions sleep on their thread, the others on the loop."""
+@dataclass(kw_only=True)
+class FakeEnvironment(EnvironmentBase):
+    """Shows a word; the action that repeats it earns 1 / turns. `blocking`: sleep on a thread.
+
+    fault_rate: share of calls that fail; latency_s: median; tail: its Pareto exponent.
+    """
 
     description = "Repeat the word."
+    name: str = "fake"
+    turns: int = 3
+    num_tasks: int = 100
+    blocking: bool = True
+    fault: Fault = "none"
+    fault_in: Place = "act"
+    fault_rate: float = 1.0
+    latency_s: float = 0.0
+    tail: float = 1.5
+    hang_s: float = 3600.0
 
-    def __init__(
-        self,
-        *,
-        name: str = "fake",
-        turns: int = 3,
-        num_tasks: int = 100,
-        blocking: bool = True,
-        fault: Fault = "none",
-        fault_in: Place = "act",
-        fault_rate: float = 1.0,
-        latency_s: float = 0.0,
-        tail: float = 1.5,
-        hang_s: float = 3600.0,
-    ) -> None:
-        """fault_rate: share of the calls that go wrong; latency_s: median of a call; tail: Pareto exponent, heavier when smaller."""
-        self.name, self.max_turns = name, turns
-        self.options: dict[str, Any] = {
-            "turns": turns, "num_tasks": num_tasks, "blocking": blocking, "fault": fault, "fault_in": fault_in,
-            "fault_rate": fault_rate, "latency_s": latency_s, "tail": tail, "hang_s": hang_s,
-        }  # fmt: skip
-        self.turns, self.num_tasks, self.blocking = turns, num_tasks, blocking
-        self.fault, self.fault_in, self.fault_rate, self.hang_s = fault, fault_in, fault_rate, hang_s
-        self.latency_s, self.tail = latency_s, tail
+    def __post_init__(self) -> None:
+        self.max_turns = self.turns
+        self.options = {name: value for name, value in asdict(self).items() if name != "name"}
 
     def tasks(self, split: str) -> list[Task]:
         self.go_wrong("tasks", random.Random(split))
@@ -55,7 +51,7 @@ class FakeEnvironment:
         }
         return [Task(f"{self.name}/{split}/{i}", self.name, split, data[i]) for i in kept]
 
-    def open(self, task: Task, *, seed: int) -> FakeSession | AsyncFakeSession:
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> FakeSession | AsyncFakeSession:
         self.go_wrong("open", random.Random(seed))
         session = FakeSession(self, task, seed=seed)
         return session if self.blocking else AsyncFakeSession(session)
@@ -64,7 +60,7 @@ class FakeEnvironment:
         return self.latency_s * rng.paretovariate(self.tail) / 2 ** (1 / self.tail) if self.latency_s else 0.0
 
     def go_wrong(self, place: Place, rng: random.Random) -> Any:
-        """Raises, or gives the answer that takes the place of the right one; None when all is well."""
+        """Raises, or returns the wrong answer to give; None if this call has no fault."""
         if self.fault == "none" or self.fault_in != place or rng.random() >= self.fault_rate:
             return None
         if self.fault == "raise":
@@ -122,7 +118,7 @@ class FakeSession:
 
 
 class AsyncFakeSession:
-    """The same session with async methods."""
+    """A FakeSession with async methods."""
 
     def __init__(self, session: FakeSession) -> None:
         self.session = session
@@ -145,7 +141,7 @@ class AsyncFakeSession:
 
 
 def _sleep(seconds: float) -> None:
-    if seconds:  # sleep(0) would still give the processor away
+    if seconds:  # sleep(0) would still yield the processor
         time.sleep(seconds)
 
 

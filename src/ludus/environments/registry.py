@@ -1,6 +1,6 @@
-"""Environments by name: built-ins, entry points of installed packages, and an author's own module or file.
+"""Environments by name: built-ins, entry points of packages, an author's module or file.
 
-Promise: nothing is imported before it is asked for, and a name that is not known is answered with the near one.
+Promise: nothing is imported before it is needed.
 """
 
 from __future__ import annotations
@@ -47,30 +47,30 @@ BUILT_IN = {
 
 
 def names() -> list[str]:
-    """Built-ins first, then what installed packages offer."""
+    """Built-in environments, then those of installed packages."""
     return [*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in BUILT_IN)]
 
 
 def make(name: str, *, source: str = "", options: Mapping[str, Any] | None = None) -> Environment:
-    """The environment `name`. `source` says where its class is: module:Class, file.py or file.py:Class; empty: it is registered."""
+    """The environment `name`. `source`: module:Class, file.py, file.py:Class; empty: registered."""
     return wrap(_from_source(source) if source else _registered(name), name=name, options=options)
 
 
 def find(source: str) -> Any:
-    """What a source names: a class or a function, as module:name or file.py:name."""
+    """The class or function that a source names, as module:name or file.py:name."""
     return _from_source(source)
 
 
 def locate(name_or_source: str) -> tuple[str, str]:
-    """(name, source) of what a person typed: a registered name, or a source, which is then named after its class or file."""
-    path, _, class_name = name_or_source.rpartition(":") if _has_class(name_or_source) else (name_or_source, "", "")
+    """(name, source) of a name or of a source, which is named after its class or file."""
+    path, class_name = _split(name_or_source)
     if not class_name and not path.endswith(".py"):
         return name_or_source, ""
     return snake_case(class_name) if class_name else Path(path).stem, name_or_source
 
 
 def source_of(environment: Environment) -> str:
-    """A source from which another process makes the same environment; empty where its class cannot be found from outside."""
+    """A source for another process; empty if the class cannot be found from there."""
     cls = environment.author if isinstance(environment, AuthoredEnvironment) else type(environment)
     if "<locals>" in cls.__qualname__ or cls.__module__ not in sys.modules:
         return ""
@@ -80,21 +80,19 @@ def source_of(environment: Environment) -> str:
 
 
 def search_path() -> str:
-    """PYTHONPATH of another process that is to find every source that this one finds."""
+    """PYTHONPATH with which another process finds every source that this one finds."""
     return os.pathsep.join(path for path in sys.path if path)
 
 
 def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None) -> Environment:
-    """An author's class, or a class or instance that is an Environment already, as an Environment called `name`."""
+    """An author's class, or an Environment class or instance, as an Environment."""
     if not isinstance(found, type):
         if missing := [part for part in ("name", "tasks", "open") if not hasattr(found, part)]:
             raise ConfigError(
-                f"environment {name!r} is {found!r}, which has no `{missing[0]}`; expected a class, or an instance of an Environment"
+                f"environment {name!r} is {found!r}, which has no `{missing[0]}`; expected a class or an Environment"
             )
         if options:
-            raise ConfigError(
-                f"environment {name!r} is an instance; options {dict(options)} can only be given to a class"
-            )
+            raise ConfigError(f"environment {name!r} is an instance, which takes no options; got {dict(options)}")
         return cast(Environment, found)
     name = name or snake_case(found.__name__)
     with border(EnvironmentFailed, f"environment {name!r}: its constructor {found.__name__}() raised"):
@@ -125,7 +123,7 @@ def _registered(name: str) -> Any:
         known = names()
         raise ConfigError(
             f"unknown environment {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
-            "Your own: give its source, as file.py or module:Class."
+            "For your own, set its source to file.py or module:Class."
         )
     try:
         return points[name].load()
@@ -135,20 +133,21 @@ def _registered(name: str) -> Any:
         ) from error
 
 
-def _has_class(source: str) -> bool:
-    path, colon, class_name = source.rpartition(":")
-    return bool(colon and path and class_name.isidentifier())
+def _split(source: str) -> tuple[str, str]:
+    """(path or module, class); the class may be empty."""
+    path, _, class_name = source.rpartition(":")
+    return (path, class_name) if path and class_name.isidentifier() else (source, "")
 
 
 def _from_source(source: str) -> Any:
-    path, _, class_name = source.rpartition(":") if _has_class(source) else (source, "", "")
+    path, class_name = _split(source)
     if path.endswith(".py"):
         module = _module_of_file(Path(path))
-        return (
-            _attribute_of(module, class_name, source=source) if class_name else _only_environment(module, source=source)
-        )
+        if not class_name:
+            return _only_environment(module, source=source)
+        return _attribute_of(module, class_name, source=source)
     if not class_name:
-        raise ConfigError(f"source {source!r} is neither file.py, file.py:Class nor module:Class")
+        raise ConfigError(f"source is {source!r}; expected file.py, file.py:Class or module:Class")
     return _attribute(path, class_name, source=source)
 
 
@@ -177,10 +176,10 @@ def _module_of_file(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and type hints look their module up
+    sys.modules[module_name] = module  # dataclasses and type hints look up their module
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:  # a file may well call sys.exit at import
+    except BaseException as error:  # a file may call sys.exit when it is imported
         del sys.modules[module_name]
         if isinstance(error, KeyboardInterrupt):
             raise
@@ -200,6 +199,6 @@ def _only_environment(module: ModuleType, *, source: str) -> Any:
 
 
 def _importable(folder: str) -> None:
-    """Last on the path: an author's neighbours can be imported, and shadow nothing."""
+    """Appends to the path: modules beside the author's can be imported, and shadow nothing."""
     if folder not in sys.path:
         sys.path.append(folder)

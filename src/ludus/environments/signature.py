@@ -1,6 +1,6 @@
-"""Typed Python signatures as JSON schemas. Promise: what the schema says is what `read` accepts.
+"""Typed Python signatures as JSON schemas. Promise: what the schema says is accepted.
 
-Serves both what a model may send to a tool and what a run file may set on an environment.
+Used for the arguments of tools and for the options of environments.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NotRequired, Required, get_args, get_origin, get_type_hints
 
@@ -24,11 +24,11 @@ _HEADINGS = {"args:", "arguments:", "parameters:"}
 
 
 class BadArguments(ValueError):
-    """One short line: what, got, expected."""
+    """The message is one short line: what, got, expected."""
 
 
 class _PlainSchema(GenerateJsonSchema):
-    """Without the titles that pydantic makes from names: they repeat the name and cost tokens in every prompt."""
+    """Without pydantic's titles, which repeat the names and cost tokens in every prompt."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
@@ -43,14 +43,14 @@ class Signature:
     _adapter: TypeAdapter[dict[str, Any]]
 
     def read_json(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments as a model sent them: strict, so "5" is not 5."""
+        """Arguments from a model. Strict: "5" is no int."""
         try:
             return self._adapter.validate_json(json.dumps(dict(arguments)), strict=True)
         except (TypeError, ValueError) as error:
             raise BadArguments(self._explain(error)) from None
 
     def read_python(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments from a run file or from code: "8" may be 8, an unknown name may not pass."""
+        """Arguments from a run file or code. "8" is an int; unknown names are refused."""
         try:
             return self._adapter.validate_python(dict(arguments))
         except ValidationError as error:
@@ -78,7 +78,7 @@ class Signature:
 
 
 def read_signature(function: Callable[..., Any], *, what: str) -> Signature:
-    """Parameters of `function` but self. `what` names it in errors, e.g. "tool guess"."""
+    """The parameters of `function` without self. `what` names it in errors, e.g. "tool guess"."""
     hints = _hints(function, what=what)
     described = argument_descriptions(function)
     fields: dict[str, Any] = {}
@@ -101,26 +101,21 @@ def read_signature(function: Callable[..., Any], *, what: str) -> Signature:
 
 def description(function: Callable[..., Any]) -> str:
     """The docstring without the lines about arguments."""
-    doc, names = inspect.getdoc(function) or "", _parameters(function)
-    kept = [
-        line for line in doc.splitlines() if not _argument_line(line, names) and line.strip().lower() not in _HEADINGS
-    ]
+    kept = [line for line, found in _doc_lines(function) if not found and line.strip().lower() not in _HEADINGS]
     return " ".join(" ".join(kept).split())
 
 
 def argument_descriptions(function: Callable[..., Any]) -> dict[str, str]:
     """From docstring lines such as `number: the guess`."""
-    doc, names = inspect.getdoc(function) or "", _parameters(function)
-    return dict(found for line in doc.splitlines() if (found := _argument_line(line, names)))
+    return dict(found for _, found in _doc_lines(function) if found)
 
 
-def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
-def _argument_line(line: str, names: frozenset[str]) -> tuple[str, str] | None:
-    match = _ARGUMENT_LINE.match(line)
-    return (match[1], match[2].strip()) if match and match[1] in names else None
+def _doc_lines(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str] | None]]:
+    """Lines of the docstring, each with the argument it describes and the description."""
+    names = inspect.signature(function).parameters
+    for line in (inspect.getdoc(function) or "").splitlines():
+        match = _ARGUMENT_LINE.match(line)
+        yield line, (match[1], match[2].strip()) if match and match[1] in names else None
 
 
 def _hints(function: Callable[..., Any], *, what: str) -> dict[str, Any]:
@@ -152,13 +147,13 @@ def _schema(adapter: TypeAdapter[Any], *, what: str) -> dict[str, Any]:
             raise ConfigError(f"{what}: a type has no JSON form: {error}") from None
         return {"type": "object", "properties": {}}  # an option may be any Python object
     schema = _inlined(raw, raw.get("$defs", {}), what=what, above=())
-    # extra arguments are refused with a message, so the schema need not spend tokens on saying so
+    # without additionalProperties: extra arguments are refused anyway, and it would cost tokens
     kept = {key: schema[key] for key in ("type", "properties", "required") if key in schema}
     return {"type": "object", "properties": {}} | kept
 
 
 def _inlined(node: Any, defs: Mapping[str, Any], *, what: str, above: tuple[str, ...]) -> Any:
-    """References replaced by what they refer to: shorter for a model to read, simpler to draw values from."""
+    """The schema with references resolved: shorter for a model, simpler to draw values from."""
     if isinstance(node, list):
         return [_inlined(item, defs, what=what, above=above) for item in node]
     if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""`@tool`: a typed method as a function that a model may call. Promise: bad arguments become a short explanation, never an exception."""
+"""`@tool`: a typed method as a function that a model may call, and random arguments for it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _WORDS = ("a", "b", "x", "one", "two", "red", "blue", "word")
 
 
 def tool(method: Method) -> Method:
-    """Marks a method as a tool. Its docstring describes it; lines such as `number: the guess` describe its arguments."""
+    """Marks a method as a tool. Docstring lines such as `number: the guess` describe arguments."""
     setattr(method, _MARK, True)
     return method
 
 
 @dataclass(frozen=True)
 class ToolMethod:
-    """A marked method: what the model is told about it, and how its arguments are read."""
+    """A marked method: the tool that the model sees, and the reader of its arguments."""
 
     tool: Tool
     signature: Signature
@@ -35,7 +35,7 @@ class ToolMethod:
 
 @cache
 def tools_of(author: type) -> Mapping[str, ToolMethod]:
-    """The tools of a class in the order in which they are written, base classes first."""
+    """The tools of a class in source order, base classes first."""
     found: dict[str, ToolMethod] = {}
     for base in reversed(author.__mro__):
         for name in vars(base):
@@ -51,7 +51,7 @@ def _tool_method(name: str, method: Callable[..., Any]) -> ToolMethod:
 
 
 def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
-    """A value that fits a JSON schema of the kind that signatures give."""
+    """A random value that fits a JSON schema as signature.py makes them."""
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -74,12 +74,11 @@ def _number(schema: Mapping[str, Any], rng: random.Random) -> float:
 
 
 def _bounds(schema: Mapping[str, Any], *, span: float, nudge: float) -> tuple[float, float]:
-    low = schema.get(
-        "minimum", schema.get("exclusiveMinimum", -nudge) + nudge if "exclusiveMinimum" in schema else None
-    )
-    high = schema.get(
-        "maximum", schema.get("exclusiveMaximum", nudge) - nudge if "exclusiveMaximum" in schema else None
-    )
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is None and "exclusiveMinimum" in schema:
+        low = schema["exclusiveMinimum"] + nudge
+    if high is None and "exclusiveMaximum" in schema:
+        high = schema["exclusiveMaximum"] - nudge
     if low is None:
         low = 0 if high is None else high - span
     return low, (low + span if high is None else high)

@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Literal, TypeVar
 
 from ludus.environments.environment import Environment, Session
-from ludus.environments.sandboxing import Declared, Provider
+from ludus.environments.needs import Provider, needs_of
 from ludus.errors import ConfigError, EnvironmentFailed, TurnTimeout, describe
 from ludus.hosting.answers import checked_action, checked_observation, checked_tasks
 from ludus.hosting.stopping import Raised, Stopped, Watch
@@ -80,13 +80,14 @@ class Host:
         return hosted
 
     async def _open_sandbox(self, environment: Environment, task: Task, *, label: str) -> Any:
-        declared = getattr(environment, "declared", None)
-        if not isinstance(declared, Declared) or declared.level == "none":
+        needs = needs_of(environment)
+        if not needs.hosted_sandbox:
             return None
         if self._sandboxes is None:
-            needs = f"environment {environment.name!r} needs a sandbox ({declared.level})"
-            raise ConfigError(f"{needs}, and this host was given none")
-        call = partial(self._sandboxes.open, declared.need, image=declared.image, session=label)
+            raise ConfigError(
+                f"environment {environment.name!r} needs a sandbox ({needs.kind}), and this host was given none"
+            )
+        call = partial(self._sandboxes.open, needs.sandbox, image=needs.image, session=label)
         return await self.call(call, where=f"{task.id}: sandbox", afterwards=_close_quietly)
 
     async def call(

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from ludus.environments.environment import Environment
+from ludus.environments.needs import needs_of
 from ludus.environments.registry import search_path, source_of
-from ludus.environments.sandboxing import Declared
 from ludus.errors import (
     ConfigError,
     ControllerFailed,
@@ -279,6 +279,7 @@ def spec_of(environment: Environment) -> EnvironmentSpec:
             f'environment {environment.name!r} asks for isolation = "process", and another process cannot make it: '
             "define its class at the top of a module, with options that are plain data"
         )
-    declared = getattr(environment, "declared", None)
-    needs = declared if isinstance(declared, Declared) and declared.level != "none" else Declared()
-    return EnvironmentSpec(environment.name, source, options, sandbox=needs.level, image=needs.image)
+    needs = needs_of(environment)
+    if not needs.hosted_sandbox:
+        return EnvironmentSpec(environment.name, source, options)
+    return EnvironmentSpec(environment.name, source, options, sandbox=needs.kind, image=needs.image)

@@ -13,7 +13,7 @@ from typing import Any
 
 from ludus.environments import registry
 from ludus.environments.environment import Environment
-from ludus.environments.sandboxing import demand
+from ludus.environments.needs import demand
 from ludus.errors import ControllerFailed
 from ludus.hosting.host import Host, HostedSession, Player
 from ludus.processes.parent import parent_socket

@@ -18,7 +18,7 @@ from ludus.controller.client.remote import RemoteClient
 from ludus.controller.records import Described
 from ludus.environments import registry
 from ludus.environments.environment import Environment
-from ludus.environments.sandboxing import LEVELS, demand
+from ludus.environments.needs import KINDS, demand
 from ludus.errors import ConfigError, nearest
 from ludus.launch.placement.workers import WorkersClient
 from ludus.sandboxes.provider import Sandboxes
@@ -104,7 +104,7 @@ def _check(name: str, config: RunConfig, *, offered: Mapping[str, Described]) ->
     if name not in offered:
         known = ", ".join(sorted(offered)) or "none"
         raise ConfigError(f"no environment {name!r} at {section.at}.{nearest(name, offered)} On offer there: {known}.")
-    if LEVELS.index(section.sandbox) > LEVELS.index(offered[name].sandbox):
+    if KINDS.index(section.sandbox) > KINDS.index(offered[name].sandbox):
         raise ConfigError(
             f"environments.{name}.sandbox is {section.sandbox!r}, but at {section.at} it runs in {offered[name].sandbox!r}; "
             "workers that are started with this run file (`ludus serve worker --run FILE`) give it more"

@@ -17,6 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
+from ludus.openai_format import tool_to_openai
 from ludus.rollout import tool_calls
 from ludus.rollout.template import PLAINEST, Refused, Rendered, Shape, Template
 from ludus.rollout.text import Text
@@ -197,7 +198,7 @@ class Transcript:
 
     def _offer(self, tools: Seq[Tool]) -> None:
         self._chat.check_tools(tools)
-        self._tools = [_escape_all(tool.openai(), self._chat.text) for tool in tools]
+        self._tools = [_escape_all(tool_to_openai(tool), self._chat.text) for tool in tools]
 
     def _append(self, messages: Seq[Message]) -> None:
         rendered = [_rendered(message, self._chat) for message in messages]

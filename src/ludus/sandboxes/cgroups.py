@@ -1,9 +1,8 @@
-"""Memory, processes and processor time of a sandbox, by control groups of version 1, 2, or both. Promise: what is not limited is said.
+"""Limits on memory, processes and processor time of a sandbox, by control groups (cgroup v2).
 
-    v1   /sys/fs/cgroup/memory/OWN/ludus/ID   one tree per controller
-    v2   /sys/fs/cgroup/ANCESTOR/ludus/ID     one tree; ANCESTOR is the nearest of ours that may hand controllers on
+    /sys/fs/cgroup/ANCESTOR/ludus/ID     ANCESTOR: our nearest group that may delegate controllers
 
-Groups are made below our own, so that whatever limits this process limits its sandboxes as well.
+Groups are made below our own, so that the limits of this process hold for its sandboxes too.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,161 +25,128 @@ _PERIOD_US = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """A hierarchy that this process is in."""
+    """The mounted hierarchy, and the group that this process is in."""
 
-    version: int
-    controllers: frozenset[str]
     root: Path
     own: Path
 
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        available = _read(self.root / "cgroup.controllers").split()
+        return tuple(name for name in NEEDED if name in available)
+
 
 @dataclass(frozen=True, slots=True)
-class Trees:
-    """Where groups can be made: per controller its version and its folder."""
+class Parent:
+    """The group in which sandboxes get theirs. Without a folder, none can be made."""
 
-    places: Mapping[str, tuple[int, Path]]
+    folder: Path | None = None
+    controllers: tuple[str, ...] = ()
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(name for name in NEEDED if name not in self.places)
-
-    def describe(self) -> str:
-        versions = sorted({version for version, _ in self.places.values()})
-        return " and ".join(f"cgroup v{version}" for version in versions)
+        return tuple(name for name in NEEDED if name not in self.controllers)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One sandbox's share."""
+    """The control group of one sandbox."""
 
-    folders: tuple[Path, ...]
+    folder: Path
 
     def remove(self, *, patience_s: float = 0.5) -> bool:
-        """Kills what is inside. False: something is still there; the next sweep tries again."""
+        """Kills everything inside. False if some is left for the next sweep."""
         until_s = time.monotonic() + patience_s
-        while True:
-            left = [folder for folder in self.folders if not _removed(folder)]
-            if not left:
-                return True
+        while not _removed(self.folder):
             if time.monotonic() > until_s:
                 return False
             time.sleep(0.002)
+        return True
 
 
-def make(trees: Trees, name: str, room: Room) -> Group:
-    folders = []
-    for folder in dict.fromkeys(place / name for _, place in trees.places.values()):
-        folder.mkdir()
-        folders.append(folder)
-    for controller, (version, place) in trees.places.items():
-        for file, value in settings(controller, version, room):
-            _set(place / name / file, value)
-    return Group(tuple(folders))
+def make(parent: Parent, name: str, room: Room) -> Group:
+    assert parent.folder is not None
+    folder = parent.folder / name
+    folder.mkdir()
+    for controller in parent.controllers:
+        for file, value in settings(controller, room).items():
+            if file != "memory.swap.max" or (folder / file).exists():  # no swap accounting
+                (folder / file).write_text(value)
+    return Group(folder)
 
 
-def settings(controller: str, version: int, room: Room) -> list[tuple[str, str]]:
-    """Files and values. A limit on swap is left out silently where the kernel has none to limit (`_set`)."""
-    memory, quota = str(room.memory_mb * 2**20), str(int(room.cpus * _PERIOD_US))
+def settings(controller: str, room: Room) -> dict[str, str]:
+    """Files of a group, and their values."""
     if controller == "memory":
-        if version == 1:
-            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)]
-        return [("memory.max", memory), ("memory.swap.max", "0")]
+        return {"memory.max": str(room.memory_mb * 2**20), "memory.swap.max": "0"}
     if controller == "pids":
-        return [("pids.max", str(room.num_processes))]
-    if version == 1:
-        return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
-    return [("cpu.max", f"{quota} {_PERIOD_US}")]
+        return {"pids.max": str(room.num_processes)}
+    return {"cpu.max": f"{int(room.cpus * _PERIOD_US)} {_PERIOD_US}"}
 
 
 @functools.cache
-def find() -> Trees:
-    """What this process may use, tried out once: a group is made, a process joins it, it is removed."""
-    places: dict[str, tuple[int, Path]] = {}
-    for mounted in sorted(mounts(), key=lambda each: each.version):
-        wanted = [name for name in NEEDED if name in mounted.controllers and name not in places]
-        place = _usable(mounted, wanted) if wanted else None
-        if place is not None:
-            places |= dict.fromkeys(wanted, (mounted.version, place))
-    return Trees(places)
+def find() -> Parent:
+    """The nearest group that works, found once by making a group and moving a process into it."""
+    found = mounted()
+    if found is None or not found.controllers:
+        return Parent()
+    # a group with processes cannot delegate controllers, so try its ancestors too
+    for folder in (found.own, *found.own.parents):
+        parent = Parent(folder / PARENT, found.controllers)
+        if folder.is_relative_to(found.root) and _works(parent):
+            return parent
+    return Parent()
 
 
-def mounts(mountinfo: str | None = None, membership: str | None = None) -> Iterator[Mounted]:
-    own: dict[str, str] = {}
+def mounted(mountinfo: str | None = None, membership: str | None = None) -> Mounted | None:
+    own = "/"
     for line in (membership if membership is not None else _read("/proc/self/cgroup")).splitlines():
-        _, names, path = line.split(":", 2)
-        own |= dict.fromkeys(names.split(","), path)
+        if line.startswith("0::"):
+            own = line.removeprefix("0::")
     for line in (mountinfo if mountinfo is not None else _read("/proc/self/mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        root, point = before.split(" ")[3:5]
-        if kind == "cgroup2":
-            controllers = frozenset(_read(f"{point}/cgroup.controllers").split())
-            yield Mounted(2, controllers, Path(point), _below(point, root, own.get("", "/")))
-        elif kind == "cgroup":
-            controllers = frozenset(options.split(",")) & frozenset(NEEDED)
-            for name in sorted(controllers):
-                yield Mounted(1, frozenset([name]), Path(point), _below(point, root, own.get(name, "/")))
+        if after.startswith("cgroup2 "):
+            root, point = before.split(" ")[3:5]
+            return Mounted(Path(point), _below(point, root, own))
+    return None
 
 
 def leftovers(prefix: str) -> dict[str, Group]:
-    """Groups of sandboxes whose ids begin so."""
-    found: dict[str, list[Path]] = {}
-    for _, place in find().places.values():
-        for folder in place.glob(f"{prefix}*"):
-            if folder not in found.setdefault(folder.name, []):
-                found[folder.name].append(folder)
-    return {name: Group(tuple(folders)) for name, folders in found.items()}
+    """Groups of sandboxes by id, for ids that begin with `prefix`."""
+    parent = find().folder
+    return {folder.name: Group(folder) for folder in parent.glob(f"{prefix}*")} if parent else {}
 
 
 def _below(point: str, root: str, path: str) -> Path:
-    """Our group's folder: membership is told from the hierarchy's root, the mount may show only a part of it."""
+    """Our group's folder. The mount may show only a part of the hierarchy, from `root` on."""
     inside = path if root == "/" else path.removeprefix(root) if path.startswith(root) else "/"
     folder = Path(point) / inside.lstrip("/")
     return folder if folder.is_dir() else Path(point)
 
 
-def _usable(mounted: Mounted, wanted: list[str]) -> Path | None:
-    candidates = [mounted.own]
-    if mounted.version == 2:  # a group with processes cannot hand controllers on: look further up
-        candidates += [folder for folder in mounted.own.parents if folder.is_relative_to(mounted.root)]
-    for folder in candidates:
-        if _try(folder / PARENT, wanted, version=mounted.version):
-            return folder / PARENT
-    return None
-
-
-def _try(parent: Path, wanted: list[str], *, version: int) -> bool:
-    trial = parent / f"trial-{os.getpid()}-{time.monotonic_ns()}"
+def _works(parent: Parent) -> bool:
+    assert parent.folder is not None
+    trial = f"trial-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        if version == 2:
-            _hand_on(parent.parent, wanted)
-        parent.mkdir(exist_ok=True)
-        if version == 2:
-            _hand_on(parent, wanted)
-        trial.mkdir()
+        _delegate(parent.folder.parent, parent.controllers)
+        parent.folder.mkdir(exist_ok=True)
+        _delegate(parent.folder, parent.controllers)
+        group = Group(parent.folder / trial)
         try:
-            for name in wanted:
-                for file, value in settings(name, version, Room()):
-                    _set(trial / file, value)
-            join = f"echo 0 > {trial}/cgroup.procs"
-            return subprocess.run(["/bin/sh", "-c", join], capture_output=True).returncode == 0
+            make(parent, trial, Room())
+            join = f"echo 0 > {group.folder}/cgroup.procs"
+            return subprocess.run(["/bin/sh", "-c", join], capture_output=True, check=False).returncode == 0
         finally:
-            Group((trial,)).remove()
+            group.remove()
     except OSError:
         return False
 
 
-def _hand_on(folder: Path, wanted: list[str]) -> None:
+def _delegate(folder: Path, controllers: tuple[str, ...]) -> None:
     enabled = _read(folder / "cgroup.subtree_control").split()
-    missing = [f"+{name}" for name in wanted if name not in enabled]
+    missing = [f"+{name}" for name in controllers if name not in enabled]
     if missing:
         (folder / "cgroup.subtree_control").write_text(" ".join(missing))
-
-
-def _set(file: Path, value: str) -> None:
-    if "sw" in file.name and not file.exists():
-        return  # no swap accounting here
-    file.write_text(value)
 
 
 def _removed(folder: Path) -> bool:

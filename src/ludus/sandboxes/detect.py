@@ -1,4 +1,4 @@
-"""What this machine can give, found by trying. Promise: each answer is one line, and where something does not work, it says what to do."""
+"""Which sandboxes work on this machine, found by trying, with a remedy if one does not."""
 
 from __future__ import annotations
 
@@ -11,42 +11,36 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi, sockets
-from ludus.sandboxes.namespace import BASE, Holder, rlimits, wrapping
-from ludus.sandboxes.running import finish
-from ludus.sandboxes.sandbox import UID, Level, Limits, Room
+from ludus.sandboxes.namespace import BASE, NamespaceInit, bwrap, rlimits
+from ludus.sandboxes.process_handle import finish
+from ludus.sandboxes.sandbox import UID, Kind, Limits, Room
 
 CONF = Path(__file__).with_name("containers.conf")
 
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    level: Level
+    kind: Kind
     works: bool
     says: str
     remedy: str = ""
 
 
-def driver(level: Level) -> Driver:
-    if level == "namespace":
+def driver(kind: Kind) -> Driver:
+    if kind == "namespace":
         return _namespace()
-    if level == "container":
+    if kind == "container":
         return _container()
-    return _process() if level == "process" else _none()
+    if kind == "none":
+        return Driver("none", True, "no sandbox: code runs in the worker")
+    if not hasattr(os, "pidfd_open"):
+        return Driver("process", False, "this system has no pidfd", "Use Linux 5.3 or newer.")
+    return Driver("process", True, "plain processes for trusted code; contains nothing")
 
 
 def container_socket() -> Path | None:
-    """The first that answers."""
+    """The first socket that answers."""
     return next((socket for socket in sockets() if _version(socket)), None)
-
-
-def _none() -> Driver:
-    return Driver("none", True, "the environment's own code, in its worker")
-
-
-def _process() -> Driver:
-    if not hasattr(os, "pidfd_open"):
-        return Driver("process", False, "no pidfd on this system", "Linux 5.3 or newer is needed.")
-    return Driver("process", True, "plain processes; contains nothing, for trusted code")
 
 
 @functools.cache
@@ -57,28 +51,28 @@ def _namespace() -> Driver:
             "namespace", False, f"{missing} is not installed", f"Install it, e.g. `apt-get install {missing}`."
         )
     try:
-        said = _try_namespace()
+        problem = _try_namespace()
     except (SandboxFailed, OSError) as error:
-        said = str(error)
-    if said:
-        return Driver("namespace", False, f"bubblewrap does not run here: {said}", _namespace_remedy())
-    trees = cgroups.find()
-    lacking = "".join(f", no limit on {name} of the whole sandbox" for name in trees.missing)
-    limits = f"limits by {trees.describe()}{lacking}" if trees.places else "no control groups: limits per process only"
+        problem = str(error)
+    if problem:
+        return Driver("namespace", False, f"bubblewrap does not run here: {problem}", _namespace_remedy())
+    parent = cgroups.find()
+    lacking = "".join(f", no limit on {name} of the whole sandbox" for name in parent.missing)
+    limits = f"limits by cgroup v2{lacking}" if parent.folder else "no cgroup v2: limits per process only"
     return Driver("namespace", True, f"bubblewrap; {limits}")
 
 
 def _try_namespace() -> str:
-    """What went wrong, or nothing."""
-    holder = Holder(mark="")
+    """What went wrong, or an empty string."""
+    init = NamespaceInit(mark="")
     uid = UID if os.geteuid() == 0 else 0
     try:
-        holder.ask("open", id="trial", bytes=2**20, uid=uid)
-        argv = [*wrapping(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
-        running = holder.spawn(id="trial", argv=argv, env={}, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
-        done = finish(running, limits=Limits(time_s=10))
+        init.ask("open", id="trial", bytes=2**20, uid=uid)
+        argv = [*bwrap(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
+        started = init.spawn(argv=argv, group="", rlimits=rlimits(Room(), missing=()), uid=uid)
+        done = finish(started, limits=Limits(time_s=10))
     finally:
-        holder.close()
+        init.close()
     return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
 
 
@@ -91,8 +85,11 @@ def _namespace_remedy() -> str:
         if file.exists() and file.read_text().strip() != good:
             return f"Allow user namespaces: `sysctl -w {name}={good}`."
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
-        return "Inside a container: start it with `--privileged`, or give it a container service's socket and use that driver."
-    return "It needs user, mount and pid namespaces: is `unshare --mount --pid --fork true` allowed?"
+        return (
+            "This is a container: start it with `--privileged`, or mount a container service's socket "
+            "and use the container driver."
+        )
+    return "Allow user, mount and pid namespaces; test with `unshare --mount --pid --fork true`."
 
 
 def _container() -> Driver:
@@ -102,14 +99,14 @@ def _container() -> Driver:
     found = sockets()
     if found:
         return Driver(
-            "container", False, f"nobody answers at {found[0]}", "Start the service, or point DOCKER_HOST elsewhere."
+            "container", False, f"no service answers at {found[0]}", "Start the service, or set DOCKER_HOST to another."
         )
     if shutil.which("podman"):
         where = "/run/podman" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp") + "/podman"
         command = f"mkdir -p {where}; podman system service --time=0 unix://{where}/podman.sock &"
         return Driver(
-            "container", False, "podman is installed, its service does not run",
-            f"Start it: `{command}` (where runc has to be used, with CONTAINERS_CONF={CONF}).",
+            "container", False, "podman is installed, but its service does not run",
+            f"Start it: `{command}` (with CONTAINERS_CONF={CONF} if crun does not work).",
         )  # fmt: skip
     return Driver(
         "container",

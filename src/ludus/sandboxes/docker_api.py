@@ -1,4 +1,4 @@
-"""The Docker HTTP API over a unix socket: the few calls that a sandbox needs, the same for Docker and for podman's service."""
+"""The calls of Docker's HTTP API that sandboxes use; podman's service has the same."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _UPGRADE = {"Connection": "Upgrade", "Upgrade": "tcp"}
 
 
 def sockets() -> list[Path]:
-    """Where a service may listen, the user's own word first."""
+    """Sockets of container services: DOCKER_HOST, or else those that exist in the usual places."""
     given = os.environ.get("DOCKER_HOST", "")
     if given:
         return [Path(given.removeprefix("unix://"))] if given.startswith(("unix://", "/")) else []
@@ -36,15 +36,15 @@ class DockerApi:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=8)  # every shell holds one
+        unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=8)  # one a shell
         transport = httpx.HTTPTransport(uds=str(socket), limits=unlimited)
         self._client = httpx.Client(transport=transport, base_url="http://docker", timeout=CALL_S)
 
     def version(self) -> str:
-        told = self._ask("GET", "/version")
-        names = [part.get("Name", "") for part in told.get("Components", [])]
+        answer = self._ask("GET", "/version")
+        names = [part.get("Name", "") for part in answer.get("Components", [])]
         name = "podman" if any("odman" in each for each in names) else "Docker"
-        return f"{name} {told.get('Version', '?')}"
+        return f"{name} {answer.get('Version', '?')}"
 
     def has_image(self, image: str) -> bool:
         return self._client.get(f"/images/{image}/json").status_code == 200
@@ -59,7 +59,7 @@ class DockerApi:
         self._ask("POST", f"/containers/{container}/kill", params={"signal": signal})
 
     def remove(self, container: str) -> None:
-        """One that is gone is removed."""
+        """Idempotent: a container that is gone counts as removed."""
         self._ask("DELETE", f"/containers/{container}", params={"force": "1", "v": "1"}, accept=(404, 409))
 
     def containers(self, label: str) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ class DockerApi:
         return Exec(self, exec_id, response)
 
     def exec_state(self, exec_id: str) -> dict[str, Any]:
-        """Empty when it is gone with its container: Docker answers 404, podman 500 where the container went while it looked."""
+        """Empty if it is gone with its container: Docker answers 404, podman may answer 500."""
         try:
             return dict(self._ask("GET", f"/exec/{exec_id}/json", accept=(404,)))
         except SandboxFailed as error:
@@ -110,7 +110,7 @@ class DockerApi:
 
 
 class Exec:
-    """A process in a container, on a connection of its own: frames of one stream byte, three zeros, a length, and that many bytes."""
+    """A process in a container. A frame is a stream byte, three zeros, a length and the data."""
 
     def __init__(self, api: DockerApi, exec_id: str, response: httpx.Response) -> None:
         self._api, self.id, self._response = api, exec_id, response
@@ -121,7 +121,7 @@ class Exec:
         try:
             self._stream.write(data, timeout=timeout_s)
         except httpcore.WriteTimeout:
-            raise TimeoutError("it does not read its input") from None
+            raise TimeoutError("the process does not read its input") from None
         except httpcore.WriteError as error:
             raise BrokenPipeError(str(error)) from None
 
@@ -146,7 +146,7 @@ class Exec:
             self._buffer += data
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """Whole or in part: a large frame is handed on as it comes."""
+        """The next frame, or the part of a large one that has arrived."""
         if len(self._buffer) < 8:
             return None
         length = int.from_bytes(self._buffer[4:8], "big")
@@ -166,7 +166,7 @@ class Exec:
         until_s = time.monotonic() + timeout_s
         while True:
             state = self._api.exec_state(self.id)
-            if not state.get("Running"):  # also where it is not known any more
+            if not state.get("Running"):  # or the service no longer knows it
                 code = state.get("ExitCode")
                 return 137 if code is None else int(code)
             if time.monotonic() > until_s:

@@ -1,32 +1,33 @@
-"""A sandbox without any system beneath it, for tests of environments: files in a dict, answers to order."""
+"""A fake sandbox for tests of environments: files in a dict, scripted answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
     Finished,
-    Level,
+    Kind,
     Limits,
     Need,
     Sandbox,
     checked_path,
     encoded,
-    level_of,
+    kind_of,
     refusal,
 )
 
 
 class FakeSandbox:
-    """`answers` maps a command's text to what it answers; any other command succeeds and says nothing. `commands` remembers them all."""
+    """`answers` maps commands to results; others succeed without output. `commands` records all."""
 
-    level: Level = "process"
+    kind: Kind = "process"
 
     def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, dies_after: int | None = None) -> None:
-        """dies_after: so many commands are answered, then the sandbox is gone."""
+        """dies_after: number of commands after which the sandbox is gone."""
         self.answers = dict(answers or {})
         self.dies_after = dies_after
         self.commands: list[str] = []
@@ -72,7 +73,7 @@ class FakeSandbox:
 
 
 class FakeRunning:
-    """A process that has said everything and ended; `sent` remembers what it was told."""
+    """A process that has ended; `sent` records its input."""
 
     def __init__(self, finished: Finished) -> None:
         self._finished = finished
@@ -100,7 +101,7 @@ class FakeRunning:
 
 
 class FakeSandboxes:
-    """A provider of fakes; `opened` remembers them with what was asked for."""
+    """A provider of fakes; `opened` records them with their needs and sessions."""
 
     def __init__(self, *, answers: Mapping[str, Finished | str] | None = None, fails: bool = False) -> None:
         self._answers, self._fails = answers, fails
@@ -113,7 +114,7 @@ class FakeSandboxes:
         if self._fails:
             raise SandboxFailed("the fake provider has none, as ordered")
         sandbox = FakeSandbox(answers=self._answers)
-        self.opened.append((need if isinstance(need, Need) else Need(level_of(need), image=image), session, sandbox))
+        self.opened.append((need if isinstance(need, Need) else Need(kind_of(need), image=image), session, sandbox))
         return sandbox
 
     def close(self) -> None:
@@ -125,9 +126,7 @@ def cut(finished: Finished, *, limits: Limits) -> Finished:
     kept = limits.output_bytes
     if max(len(finished.stdout), len(finished.stderr)) <= kept:
         return finished
-    return Finished(
-        finished.exit_code, finished.stdout[:kept], finished.stderr[:kept], truncated=True, timed_out=finished.timed_out
-    )
+    return replace(finished, stdout=finished.stdout[:kept], stderr=finished.stderr[:kept], truncated=True)
 
 
 def _normal(path: str) -> str:

@@ -1,18 +1,19 @@
-"""Processes known by a mark in their environment: what a sandbox started stays findable, however often it forked or left its group."""
+"""Finds a sandbox's processes by an environment variable, which forks and new groups keep."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 MARK = "LUDUS_SANDBOX"
 
 
 def kill_marked(wanted: Callable[[str], bool]) -> int:
-    """Kills every process whose mark is wanted; the number of them. Where there is no /proc, none is found."""
+    """Kills every process whose mark is wanted, and returns their number."""
     number = 0
-    for _ in range(10):  # one that forks meanwhile is found in the next round
+    for _ in range(10):  # a process forked meanwhile is found in the next round
         found = list(_marked(wanted))
         for pidfd in found:
             try:
@@ -28,30 +29,23 @@ def kill_marked(wanted: Callable[[str], bool]) -> int:
 
 
 def _marked(wanted: Callable[[str], bool]) -> Iterator[int]:
-    for pid in _pids():
+    """pidfds of the processes whose mark is wanted."""
+    for folder in Path("/proc").glob("[0-9]*"):
         try:
-            pidfd = os.pidfd_open(pid)  # first, so that a pid that is reused meanwhile is not killed
+            pidfd = os.pidfd_open(int(folder.name))  # first, so that a reused pid is not killed
         except (OSError, AttributeError):
             continue
-        mark = _mark_of(pid)
-        if mark is not None and wanted(mark) and pid != os.getpid():
+        mark = _mark_of(folder)
+        if mark is not None and wanted(mark) and int(folder.name) != os.getpid():
             yield pidfd
         else:
             os.close(pidfd)
 
 
-def _pids() -> list[int]:
+def _mark_of(folder: Path) -> str | None:
+    """None for a zombie too: its environment is gone."""
     try:
-        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    except OSError:
-        return []
-
-
-def _mark_of(pid: int) -> str | None:
-    """None also for a zombie, whose environment is gone."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
+        variables = (folder / "environ").read_bytes().split(b"\0")
     except OSError:
         return None
     prefix = f"{MARK}=".encode()

@@ -1,4 +1,4 @@
-"""Sandboxes kept ready. Promise: each is used once; whoever takes one finds it clean, and waits only when none is ready."""
+"""Sandboxes started ahead. Promise: each is used once, and `take` waits only if none is ready."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _log = logging.getLogger(__name__)
 
 
 class Pool(Generic[S]):
-    """`make` starts one; `size` are kept per need, from its first use on."""
+    """`make` starts a sandbox. `size` of them are kept ready per need, from its first use on."""
 
     def __init__(self, make: Callable[[Need], S], *, size: int) -> None:
         self._make, self._size = make, size
         self._ready: dict[Need, deque[S]] = {}
-        self._coming: dict[Need, int] = {}
+        self._filling: set[Need] = set()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -46,14 +46,13 @@ class Pool(Generic[S]):
 
     def _refill(self, need: Need) -> None:
         with self._lock:
-            coming = self._coming.get(need, 0)
-            if self._closed or coming or len(self._ready[need]) >= self._size:
+            if self._closed or need in self._filling or len(self._ready[need]) >= self._size:
                 return
-            self._coming[need] = coming + 1
+            self._filling.add(need)
         threading.Thread(target=self._fill, args=(need,), name="sandbox-pool", daemon=True).start()
 
     def _fill(self, need: Need) -> None:
-        """One after the other: sessions that wait for theirs come first."""
+        """One at a time, so that sessions that wait for a sandbox are not slowed down."""
         try:
             while self._wants(need):
                 sandbox = self._make(need)
@@ -64,10 +63,10 @@ class Pool(Generic[S]):
                 if not kept:
                     sandbox.close()
         except SandboxFailed as error:
-            _log.warning("no warm sandbox: %s", error)  # whoever takes one meets the failure itself
+            _log.warning("cannot start a sandbox ahead: %s", error)  # `take` raises the same error
         finally:
             with self._lock:
-                self._coming[need] -= 1
+                self._filling.discard(need)
 
     def _wants(self, need: Need) -> bool:
         with self._lock:

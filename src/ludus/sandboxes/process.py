@@ -1,6 +1,7 @@
-"""A plain process in a folder of its own, for code that is trusted. Promise: time and output are limited, and nothing stays behind.
+"""A sandbox of plain processes in a folder of its own, for trusted code. Promise: time and output
+are limited, and nothing stays behind.
 
-It contains nothing else: the code sees this machine's files, network and memory.
+Nothing else is contained: the code sees this machine's files, network and memory.
 """
 
 from __future__ import annotations
@@ -13,56 +14,32 @@ import socket
 import subprocess
 from pathlib import Path
 
-from ludus.errors import SandboxFailed
-from ludus.sandboxes.lease import drop_label, write_label
+from ludus.sandboxes.base import SandboxBase
 from ludus.sandboxes.marks import MARK, kill_marked
-from ludus.sandboxes.running import Pipes, Running, exit_code_of, finish
-from ludus.sandboxes.sandbox import (
-    MAX_FILE_BYTES,
-    Command,
-    Finished,
-    Label,
-    Level,
-    Limits,
-    argv_of,
-    checked_path,
-    encoded,
-    refusal,
-)
-from ludus.sandboxes.shell import PersistentShell
+from ludus.sandboxes.owner import FOLDERS
+from ludus.sandboxes.process_handle import Pipes, ProcessHandle, exit_code_of
+from ludus.sandboxes.sandbox import MAX_FILE_BYTES, Command, Finished, Kind, Label, Limits, checked_path, encoded
 
 
-class ProcessSandbox:
-    level: Level = "process"
+class ProcessSandbox(SandboxBase):
+    kind: Kind = "process"
 
     def __init__(self, label: Label, *, state: Path) -> None:
-        self.label = label
-        self._state = state
-        self.folder = state / "folders" / label.id
-        self._shells: list[PersistentShell] = []
-        self.closed = False
+        super().__init__(label, state=state)
+        self.folder = state / FOLDERS / label.id
 
     def start(self) -> None:
-        write_label(self._state, self.label, level=self.level)
+        super().start()
         self.folder.mkdir(mode=0o700)
 
     def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
-        if refused := refusal(command):
-            return refused
         try:
-            running = self.attach(argv_of(command))
+            return super().run(command, limits=limits)
         except OSError as error:
             return Finished(127, stderr=f"ludus: {error}\n")
-        return finish(running, limits=limits)
 
-    def shell(self) -> PersistentShell:
-        shell = PersistentShell(lambda: self.attach(["/bin/sh"]))
-        self._shells.append(shell)
-        return shell
-
-    def attach(self, argv: list[str]) -> Running:
-        if self.closed:
-            raise SandboxFailed("the sandbox is closed")
+    def attach(self, argv: list[str]) -> ProcessHandle:
+        self._require_open()
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
@@ -79,7 +56,7 @@ class ProcessSandbox:
                 stderr=subprocess.PIPE,
                 start_new_session=True,
             )
-        return _pipes(process, stdin=ours.detach())
+        return self._remembered(_pipes(process, stdin=ours.detach()))
 
     def write(self, path: str, data: bytes | str) -> None:
         target = self._inside(path)
@@ -90,24 +67,17 @@ class ProcessSandbox:
         target = self._inside(path)
         if not target.exists():
             raise FileNotFoundError(f"no file {path!r} in the sandbox")
-        if not target.is_file():  # a device or a pipe could be read for ever
-            raise OSError(f"{path!r} is no plain file")
+        if not target.is_file():  # reading a device or a pipe might never end
+            raise OSError(f"{path!r} is not a plain file")
         with target.open("rb") as file:
             return file.read(max_bytes)
 
-    def close(self) -> None:
-        if self.closed:
-            return
-        self.closed = True
-        for shell in self._shells:
-            shell.close()
+    def _end(self) -> None:
         kill_marked(lambda mark: mark == self.label.id)
         shutil.rmtree(self.folder, ignore_errors=True)
-        drop_label(self._state, self.label.id)
 
     def _inside(self, path: str) -> Path:
-        if self.closed:
-            raise SandboxFailed("the sandbox is closed")
+        self._require_open()
         target = (self.folder / checked_path(path)).resolve()
         if not target.is_relative_to(self.folder.resolve()):
             raise PermissionError(f"{path!r} leads out of the sandbox's folder")
@@ -120,7 +90,7 @@ def _pipes(process: subprocess.Popen[bytes], *, stdin: int) -> Pipes:
     pidfd = os.pidfd_open(process.pid)
 
     def end() -> None:
-        if process.returncode is None:  # not waited for yet, so the number is still its own
+        if process.returncode is None:  # not waited for yet, so its pid cannot have been reused
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
 
@@ -130,11 +100,11 @@ def _pipes(process: subprocess.Popen[bytes], *, stdin: int) -> Pipes:
         except subprocess.TimeoutExpired:
             return None
 
-    def let_go() -> None:
+    def release() -> None:
         exited(1.0)
         os.close(pidfd)
 
     stdout, stderr = os.dup(process.stdout.fileno()), os.dup(process.stderr.fileno())
     process.stdout.close()
     process.stderr.close()
-    return Pipes(stdin, stdout, stderr, done=pidfd, exited=exited, end=end, let_go=let_go)
+    return Pipes(stdin, stdout, stderr, done=pidfd, exited=exited, end=end, release=release)

@@ -1,7 +1,8 @@
-"""Starts sandboxes and ends them all. Promise: what it started is gone when it is closed, or when its process is.
+"""Starts sandboxes and ends them. Promise: its sandboxes are gone when it is closed or its process
+ends.
 
-One per process that hosts sessions. Nothing happens before the first sandbox is asked for; then a lease is taken, what dead processes
-left is removed, and that is repeated every SWEEP_S.
+One per process that hosts sessions. With the first sandbox the process becomes an owner (owner.py)
+and starts to remove what dead owners left, every SWEEP_S.
 """
 
 from __future__ import annotations
@@ -21,71 +22,69 @@ from ludus.errors import ConfigError, LudusError, SandboxFailed
 from ludus.sandboxes import detect, reaper
 from ludus.sandboxes.container import ContainerSandbox
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.lease import Lease, state_folder, write_label
-from ludus.sandboxes.namespace import Holder, NamespaceSandbox
+from ludus.sandboxes.namespace import NamespaceInit, NamespaceSandbox
+from ludus.sandboxes.owner import Owner, state_folder, write_label
 from ludus.sandboxes.pool import Pool
 from ludus.sandboxes.process import ProcessSandbox
-from ludus.sandboxes.sandbox import Label, Need, Sandbox, level_of
+from ludus.sandboxes.sandbox import Label, Need, Sandbox, kind_of
 
 SWEEP_S = 30.0
 WARM = 2
-"""Containers kept ready per image; the others start in milliseconds."""
+"""Containers started ahead per image; other kinds start in milliseconds."""
 Started = ProcessSandbox | NamespaceSandbox | ContainerSandbox
 _log = logging.getLogger(__name__)
 
 
 def need_of(declared: Any, *, image: str = "") -> Need:
-    """What an environment declares: a Need, or the name of a level. `image` is for one that says none."""
+    """The Need that an environment declares, maybe as a name. `image` applies if it has none."""
     if isinstance(declared, Need):
         return declared if declared.image or not image else dataclasses.replace(declared, image=image)
-    return Need(level_of(str(declared)), image=image)
+    return Need(kind_of(str(declared)), image=image)
 
 
 class Sandboxes:
     def __init__(self, *, run: str = "", state: Path | None = None, warm: int = WARM) -> None:
-        """`run` is part of every sandbox's label; empty: LUDUS_RUN, which a run sets for its own workers."""
+        """`run` is part of every label; empty: LUDUS_RUN, which a run sets for its workers."""
         self._run, self._given_state, self._warm = run or os.environ.get("LUDUS_RUN", ""), state, warm
         self._lock = threading.RLock()
-        self._lease: Lease | None = None
-        self._holder: Holder | None = None
+        self._owner: Owner | None = None
+        self._init: NamespaceInit | None = None
         self._api: DockerApi | None = None
         self._pool: Pool[Started] = Pool(self._make, size=warm)
         self._live: dict[str, Started] = {}
         self._stop = threading.Event()
 
     def require(self, need: Need) -> None:
-        """Refuses at the start what this machine cannot give; from here on, what dead processes left is removed."""
-        driver = detect.driver(need.level)
+        """Raises ConfigError if this machine cannot provide `need`; starts the reaper."""
+        driver = detect.driver(need.kind)
         if not driver.works:
+            raise ConfigError(f"sandbox {need.kind!r} does not work on this machine: {driver.says}. {driver.remedy}")
+        if need.kind == "container" and not need.image:
             raise ConfigError(
-                f"sandbox {need.level!r} is not to be had on this machine: {driver.says}. {driver.remedy}"
+                "sandbox 'container' needs an image; set `image` in the environment's class or its section of the run file"
             )
-        if need.level == "container" and not need.image:
-            raise ConfigError(
-                "sandbox 'container' needs an image: say `image = ...` in the environment's class or its section of the run file"
-            )
-        if need.level == "container" and not self._container_api().has_image(need.image):
+        if need.kind == "container" and not self._container_api().has_image(need.image):
             raise ConfigError(
                 f"the container service has no image {need.image!r}; pull or build it first, e.g. `podman pull {need.image}`"
             )
         self._begin()
 
     def open(self, need: Need | str, *, image: str = "", session: str = "") -> Sandbox:
-        """Started; the caller closes it."""
+        """A started sandbox; the caller closes it."""
         need = need_of(need, image=image)
         self._begin()
-        sandbox = self._pool.take(need) if need.level == "container" and self._warm else self._make(need)
-        told = Label(sandbox.label.id, sandbox.label.lease, run=self._run, session=session)
-        write_label(self._begin().state, told, level=sandbox.level)
+        sandbox = self._pool.take(need) if need.kind == "container" and self._warm else self._make(need)
+        label = dataclasses.replace(sandbox.label, run=self._run, session=session)
+        write_label(self._begin().state, label, kind=sandbox.kind)
         return sandbox
 
     def close(self) -> None:
-        with ThreadPoolExecutor(max_workers=8) as several:  # a service takes a while to remove a container
+        with ThreadPoolExecutor(max_workers=8) as several:  # removing a container takes a while
             self._close(several.map)
         atexit.unregister(self._close_at_exit)
 
     def _close_at_exit(self) -> None:
-        """One after the other: an interpreter that is going takes no new threads."""
+        """One at a time: an interpreter that exits starts no new threads."""
         self._close(map)
 
     def _close(self, on_each: Callable[..., Iterable[None]]) -> None:
@@ -93,33 +92,33 @@ class Sandboxes:
             self._stop.set()
             self._pool.close()
             list(on_each(_quietly, [sandbox.close for sandbox in self._live.values()]))
-            if self._holder is not None:
-                self._holder.close()
+            if self._init is not None:
+                self._init.close()
             if self._api is not None:
                 self._api.close()
-            if self._lease is not None:
-                self._lease.release()
-            self._lease = self._holder = self._api = None
+            if self._owner is not None:
+                self._owner.release()
+            self._owner = self._init = self._api = None
 
     def sweep(self) -> list[str]:
         return self._sweep(self._begin())
 
-    def _sweep(self, lease: Lease) -> list[str]:
-        removed = reaper.sweep(lease.state, own=lease.id, live=self._open_ids, api=self._sweepable())
+    def _sweep(self, owner: Owner) -> list[str]:
+        removed = reaper.sweep(owner.state, own=owner.id, live=self._open_ids, api=self._sweepable())
         if removed:
-            _log.info("removed what dead processes left: %s", ", ".join(removed))
+            _log.info("removed what dead owners left: %s", ", ".join(removed))
         return removed
 
     def _open_ids(self) -> set[str]:
-        return {id for id, sandbox in self._live.items() if not sandbox.closed}
+        return {each for each, sandbox in self._live.items() if not sandbox.closed}
 
     def _make(self, need: Need) -> Started:
-        lease = self._begin()
-        label = lease.label(run=self._run, session="")
-        sandbox = self._build(need, label, state=lease.state)
+        owner = self._begin()
+        label = owner.label(run=self._run, session="")
+        sandbox = self._build(need, label, state=owner.state)
         with self._lock:
-            # a new dict, for the reaper may be reading; before start, so that it never sees a stranger in what start makes
-            self._live = {id: each for id, each in self._live.items() if not each.closed} | {label.id: sandbox}
+            # a new dict: the reaper may be reading; before start: it must spare what start makes
+            self._live = {each: live for each, live in self._live.items() if not live.closed} | {label.id: sandbox}
         try:
             sandbox.start()
         except BaseException:
@@ -128,38 +127,36 @@ class Sandboxes:
         return sandbox
 
     def _build(self, need: Need, label: Label, *, state: Path) -> Started:
-        if need.level == "process":
+        if need.kind == "process":
             return ProcessSandbox(label, state=state)
-        if need.level == "namespace":
-            return NamespaceSandbox(
-                label, state=state, holder=self._find_holder, room=need.room, mounts=need.mounts, network=need.network
-            )
-        if need.level == "container":
+        if need.kind == "namespace":
+            return NamespaceSandbox(label, state=state, init=self._find_init, need=need)
+        if need.kind == "container":
             return ContainerSandbox(label, state=state, api=self._container_api(), need=need)
-        raise ConfigError("sandbox 'none' is no sandbox; expected process, namespace or container")
+        raise ConfigError("sandbox is 'none'; expected process, namespace or container")
 
-    def _begin(self) -> Lease:
+    def _begin(self) -> Owner:
         with self._lock:
-            if self._lease is None:
+            if self._owner is None:
                 self._stop = threading.Event()
-                self._lease = Lease(self._given_state or state_folder())
+                self._owner = Owner(self._given_state or state_folder())
                 atexit.register(self._close_at_exit)
                 threading.Thread(
                     target=self._keep_sweeping, args=(self._stop,), name="sandbox-reaper", daemon=True
                 ).start()
-            return self._lease
+            return self._owner
 
     def _keep_sweeping(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            if (lease := self._lease) is not None:
-                _quietly(partial(self._sweep, lease), unless=stop)
+            if (owner := self._owner) is not None:
+                _quietly(partial(self._sweep, owner), unless=stop)
             stop.wait(SWEEP_S)
 
-    def _find_holder(self) -> Holder:
+    def _find_init(self) -> NamespaceInit:
         with self._lock:
-            if self._holder is None or not self._holder.alive:
-                self._holder = Holder(mark=self._begin().id)
-            return self._holder
+            if self._init is None or not self._init.alive:
+                self._init = NamespaceInit(mark=self._begin().id)
+            return self._init
 
     def _container_api(self) -> DockerApi:
         with self._lock:
@@ -178,10 +175,10 @@ class Sandboxes:
 
 
 def _quietly(work: Callable[[], Any], *, unless: threading.Event | None = None) -> None:
-    """`unless`: set where the provider was closed meanwhile, and took the service from under the work."""
+    """Logs a failure of `work`, `unless` the provider was closed meanwhile."""
     try:
         work()
     except (LudusError, OSError) as error:
         if unless is not None and unless.is_set():
             return
-        _log.warning("a sandbox could not be removed, the next sweep tries again: %s", error)
+        _log.warning("cannot remove a sandbox, the next sweep tries again: %s", error)

@@ -1,7 +1,9 @@
-"""Removes what no live lease owns. Promise: after `kill -9` of everything, the next process that uses sandboxes here leaves nothing behind.
+"""Removes what dead owners left. Promise: even after `kill -9` of everything, the next process that
+uses sandboxes here removes it all.
 
-What dies by itself with its owner: every namespace (holder.py). What may stay: containers, control groups, folders, and plain processes.
-All carry an id that names their lease; a lease that no process holds is dead, and everything of it goes.
+Namespaces end with their owner (namespace_init.py). Containers, control groups, folders and plain
+processes may stay. Each carries an id that names its owner; if that owner is dead (owner.py), they
+are removed.
 """
 
 from __future__ import annotations
@@ -13,21 +15,21 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi
-from ludus.sandboxes.lease import drop_label, home_of, is_alive, lease_of
 from ludus.sandboxes.marks import kill_marked
+from ludus.sandboxes.owner import FOLDERS, LABELS, OWNERS, drop_label, home_of, is_alive, owner_of
 
 
 def sweep(
     state: Path, *, own: str = "", live: Callable[[], Set[str]] = frozenset, api: DockerApi | None = None
 ) -> list[str]:
-    """What was removed, a line each. `own` and `live` are the caller's lease and the ids of its sandboxes: its others are removed too."""
+    """What was removed. Of the caller's `own` sandboxes, all but the `live` ids are removed."""
     home = home_of(state)
 
     def orphan(sandbox_id: str) -> bool:
-        lease = lease_of(sandbox_id)
-        if lease == own:
+        owner = owner_of(sandbox_id)
+        if owner == own:
             return sandbox_id not in live()
-        return not is_alive(state, lease)
+        return not is_alive(state, owner)
 
     removed = [
         *_containers(home, orphan, api),
@@ -35,10 +37,10 @@ def sweep(
         *_groups(home, orphan),
         *_folders(state, orphan),
     ]
-    for file in (state / "leases").glob(f"{home}-*"):
+    for file in (state / OWNERS).glob(f"{home}-*"):
         if not is_alive(state, file.name):
             file.unlink(missing_ok=True)
-            removed.append(f"lease {file.name}")
+            removed.append(f"owner {file.name}")
     return removed
 
 
@@ -58,7 +60,7 @@ def _containers(home: str, orphan: Callable[[str], bool], api: DockerApi | None)
 
 
 def _processes(home: str, orphan: Callable[[str], bool], state: Path) -> list[str]:
-    """A mark is a sandbox's id, or the lease itself (a holder's)."""
+    """A mark is the id of a sandbox or, for an init process, of its owner."""
 
     def wanted(mark: str) -> bool:
         if not mark.startswith(f"{home}-"):
@@ -70,20 +72,17 @@ def _processes(home: str, orphan: Callable[[str], bool], state: Path) -> list[st
 
 
 def _groups(home: str, orphan: Callable[[str], bool]) -> list[str]:
-    return [
-        f"control group {name}"
-        for name, group in cgroups.leftovers(f"{home}-").items()
-        if orphan(name) and group.remove()
-    ]
+    found = cgroups.leftovers(f"{home}-").items()
+    return [f"control group {name}" for name, group in found if orphan(name) and group.remove()]
 
 
 def _folders(state: Path, orphan: Callable[[str], bool]) -> list[str]:
     removed = []
-    for folder in (state / "folders").glob("*"):
+    for folder in (state / FOLDERS).glob("*"):
         if orphan(folder.name):
             shutil.rmtree(folder, ignore_errors=True)
             removed.append(f"folder {folder.name}")
-    for label in (state / "labels").glob("*"):
+    for label in (state / LABELS).glob("*"):
         if orphan(label.name):
             drop_label(state, label.name)
     return removed

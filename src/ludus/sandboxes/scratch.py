@@ -1,7 +1,8 @@
-"""Folders for what a program under us must write to disk, a browser's profile for instance. Promise: none outlives its process for long.
+"""Scratch folders for programs that we start, e.g. a browser's profile. Promise: none stays for
+long after its process.
 
-A folder is removed when it is closed. Where its process is killed before, the next process that asks for one removes it, as it does with
-everything else that no live lease owns (reaper.py).
+`close` removes a folder. If its process is killed first, the next process that makes a scratch
+folder removes it, with everything else that has no live owner (reaper.py).
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ import threading
 from pathlib import Path
 
 from ludus.sandboxes import reaper
-from ludus.sandboxes.lease import Lease, state_folder
+from ludus.sandboxes.owner import FOLDERS, Owner, state_folder
 
-_leases: dict[int, Lease] = {}
-"""One for each process: a forked child does not hold its parent's."""
+_owners: dict[int, Owner] = {}
+"""By pid: a forked child does not hold its parent's lock."""
 _lock = threading.Lock()
 
 
 class Scratch:
-    """A new, empty folder of the user's own."""
+    """A new, empty folder that only this user can read."""
 
     def __init__(self) -> None:
-        lease = _lease()
-        self.path: Path = lease.state / "folders" / lease.label(run="", session="").id
+        owner = _owner()
+        self.path: Path = owner.state / FOLDERS / owner.label(run="", session="").id
         self.path.mkdir(mode=0o700)
 
     def close(self) -> None:
-        """Safe to call twice. What another program still writes there, the next sweep takes."""
+        """Idempotent. The next sweep removes what another program still writes there."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def _lease() -> Lease:
+def _owner() -> Owner:
     with _lock:
-        if os.getpid() not in _leases:
-            lease = Lease(state_folder())
-            reaper.sweep(lease.state)
-            _leases[os.getpid()] = lease
-            atexit.register(lease.release)
-        return _leases[os.getpid()]
+        if os.getpid() not in _owners:
+            owner = Owner(state_folder())
+            reaper.sweep(owner.state)
+            _owners[os.getpid()] = owner
+            atexit.register(owner.release)
+        return _owners[os.getpid()]

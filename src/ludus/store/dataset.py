@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import ConfigError
+from ludus.openai_format import tool_to_openai
 from ludus.store.lines import encode_line, naming_failure
 from ludus.store.trajectories import StoredTrajectory
 from ludus.types import Message, Trajectory
@@ -80,7 +81,7 @@ def to_row(trajectory: Trajectory) -> dict[str, Any]:
         "stop": trajectory.stop.value,
         "num_turns": len(trajectory.turns),
         "messages": [_message(message) for message in messages],
-        "tools": json.dumps([tool.openai() for tool in trajectory.start.tools or ()]),
+        "tools": json.dumps([tool_to_openai(tool) for tool in trajectory.start.tools or ()]),
     }
 
 

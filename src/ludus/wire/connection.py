@@ -79,9 +79,7 @@ class Connection:
     def alive(self) -> bool:
         return self._over is None
 
-    async def call(
-        self, name: str, body: Any = None, *, answer: type[T] | Any = None, cancel: bool = False
-    ) -> T | Any:
+    async def call(self, name: str, body: Any = None, *, answer: type[T] | Any = None, cancel: bool = False) -> T | Any:
         """Calls the other end and returns its answer as the type `answer`.
 
         When the caller is cancelled, the handler there runs on; with `cancel` it is cancelled too.

@@ -9,7 +9,6 @@ from ludus.controller.agentrl.translate import (
     STOPS,
     action_of,
     answer_of,
-    assistant_message,
     index_of,
     message_of,
     names_of,
@@ -21,6 +20,7 @@ from ludus.controller.agentrl.translate import (
     tools_of,
 )
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.openai_format import action_to_openai
 from ludus.types import Action, Message, Observation, Stop, Task, Tool, ToolCall
 
 
@@ -148,7 +148,7 @@ calls = st.builds(
 @given(content=st.text(), tool_calls=st.lists(calls, max_size=3))
 def test_an_action_comes_back_as_it_was_said(content, tool_calls):
     action = Action(content, tuple(tool_calls))
-    assert action_of([assistant_message(action)]) == action
+    assert action_of([action_to_openai(action)]) == action
 
 
 def test_several_messages_are_one_action_and_a_call_may_lack_its_type():

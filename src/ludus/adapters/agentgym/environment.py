@@ -1,4 +1,4 @@
-"""An AgentGym server as an Environment: `url` says where, `family` which of its kinds."""
+"""An AgentGym server as an Environment."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
 from ludus.adapters.agentgym.reading import Unreadable
 from ludus.adapters.agentgym.server import Instances, Server, says_error
 from ludus.adapters.agentgym.splits import choose
-from ludus.adapters.outside import as_text, refuse_after_done
+from ludus.adapters.outside import as_text, opening, refuse_after_done, refused
+from ludus.environments.environment import EnvironmentBase
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.types import Action, Message, Observation, Task
 
 
-class AgentGym:
+class AgentGym(EnvironmentBase):
     def __init__(
         self, *, url: str, family: str, train: str | list[int] = "", test: str | list[int] = "", name: str = "agentgym"
     ) -> None:
-        """train, test: task ids as a list, as ranges ("0-373,400"), or a .json file of AgentGym's rows; empty: see splits.py."""
+        """url: http://HOST:PORT. family: one of families.py. train, test: task ids as a list, as
+        ranges ("0-373,400") or as a .json file of AgentGym's rows; empty: the family's own split
+        (splits.py)."""
         if family not in FAMILIES:
             raise ConfigError(
                 f"unknown AgentGym family {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}."
@@ -26,8 +29,8 @@ class AgentGym:
         self.name = name
         self.family: Family = FAMILIES[family]
         self.description = self.family.instruction
-        self.max_turns: int | None = self.family.max_turns
-        self.options: dict[str, Any] = {"url": url, "family": family, "train": train, "test": test}
+        self.max_turns = self.family.max_turns
+        self.options = {"url": url, "family": family, "train": train, "test": test}
         self.server = Server(_base(url, prefix=self.family.prefix))
         self.instances = Instances(self._create)
         self._closes = True
@@ -37,12 +40,12 @@ class AgentGym:
         ids = {"train": self._split.train, "test": self._split.test}.get(split, ())
         return [Task(f"{self.name}/{split}/{i}", self.name, split, {"id": i}) for i in ids]
 
-    def open(self, task: Task, *, seed: int) -> AgentGymSession:
-        """`seed` goes nowhere: these servers take their noise from the task."""
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> AgentGymSession:
+        """`seed` is unused: these servers take their noise from the task."""
         return AgentGymSession(self, task)
 
     async def leave(self, instance: int, *, certain: bool) -> None:
-        """Closes an instance, or keeps it for a later session where it cannot be closed. `certain`: its state is known."""
+        """Closes an instance, or keeps it if the server has no close and its state is `certain`."""
         if self._closes:
             try:
                 self._closes = await self.server.close({self.family.key: instance})
@@ -65,13 +68,13 @@ class AgentGym:
 
 
 class AgentGymSession:
-    """One instance of the server, from its reset to the end; a session that never starts holds none."""
+    """One instance of the server, from reset to close; a session that never starts holds none."""
 
     def __init__(self, environment: AgentGym, task: Task) -> None:
         self._environment, self._family, self._task = environment, environment.family, task
         self._instance: int | None = None
         self._certain = False
-        """The last call was answered, so that another `reset` will do: the instance can be used again."""
+        """The last call was answered, so the instance can be reset and used again."""
         self._paid = 0.0
         self._last = ""
         self._done = False
@@ -88,9 +91,7 @@ class AgentGymSession:
                 self._family.first_from, query={self._family.key: self._instance}
             )
         self._last = as_text(self._family.first(answer))
-        return Observation(
-            messages=(Message("system", self._family.instruction), Message("user", self._last)), tools=()
-        )
+        return opening(self._family.instruction, self._last)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
@@ -98,7 +99,7 @@ class AgentGymSession:
             said = Said(self._family.read(as_text(action.content)), paid=self._paid)
         except Unreadable as problem:
             text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
-            return Observation(messages=(Message("user", text),), invalid=True)
+            return refused(text)
         outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done
@@ -115,12 +116,9 @@ class AgentGymSession:
         if instance is None:
             return
         closing = asyncio.ensure_future(self._environment.leave(instance, certain=self._certain))
-        closing.add_done_callback(
-            lambda closed: closed.cancelled() or closed.exception()
-        )  # counted; nobody else need hear of it
-        await asyncio.shield(
-            closing
-        )  # whoever has no patience for a busy server leaves; the instance is closed all the same
+        # read its exception, so that asyncio does not log it; `leave` counts lost instances
+        closing.add_done_callback(lambda closed: closed.cancelled() or closed.exception())
+        await asyncio.shield(closing)  # closed even if the caller stops waiting
 
     async def _ask(self, path: str, body: Any) -> Any:
         self._certain = False

@@ -1,6 +1,6 @@
-"""AgentGym's families, one row each: what its server is sent, what it answers, and what of that is worth a reward.
+"""AgentGym's families: what the server is sent, what it answers, and the reward.
 
-The reward rules are ours where AgentGym's own pay wrongly: a reward is paid once, and the sum over a session is its worth.
+Some reward rules are ours: each reward is paid once, and a session's rewards add up.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from ludus.adapters.agentgym import instructions, reading
 from ludus.adapters.outside import as_text
+from ludus.environments.author import Reply
 from ludus.errors import EnvironmentFailed
 
 _SEARCHED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
@@ -19,24 +20,15 @@ _BROWSER_GONE = re.compile(r"is dead|has been closed|Target (page|closed|crashed
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    text: str
-    reward: float = 0.0
-    done: bool = False
-    invalid: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class Said:
-    """An action that went to the server, and what the session has been paid before it."""
+    """An action sent to the server, and the session's reward before it."""
 
     action: str
     paid: float = 0.0
 
 
 def part(answer: Any, key: str, kind: type | tuple[type, ...]) -> Any:
-    """A field of an answer, or the session fails: a field that is missing is no reward of 0."""
+    """A field of an answer. A missing one fails the session: it is no reward of 0."""
     if not isinstance(answer, Mapping) or key not in answer:
         got = sorted(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
         raise EnvironmentFailed(f"the server answered {got}; expected an object with {key!r}. Is the family right?")
@@ -61,7 +53,7 @@ def observed(answer: Any) -> str:
 
 
 def fetched(answer: Any) -> str:
-    """What GET /observation says: a plain string."""
+    """The answer of GET /observation: a plain string."""
     if not isinstance(answer, str):
         raise EnvironmentFailed(f"the server's observation is {type(answer).__name__}; expected a string")
     return answer
@@ -85,43 +77,44 @@ def _vocabulary(answer: Any) -> str:
 # ------------------------------------------------------------------------------------------------ answers to actions
 
 
-def plain(answer: Any, said: Said) -> Outcome:
-    return Outcome(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
+def plain(answer: Any, said: Said) -> Reply:
+    return Reply(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def stated(answer: Any, said: Said) -> Outcome:
+def stated(answer: Any, said: Said) -> Reply:
     """WebShop, SQLGym: the text is called `state`; it may be missing at the end."""
     done = part(answer, "done", bool)
     text = part(answer, "state", (str, type(None)) if done else str)
-    return Outcome(text or "", _number(answer, "reward"), done)
+    return Reply(text or "", _number(answer, "reward"), done)
 
 
-def _grid(answer: Any, said: Said) -> Outcome:
-    """BabyAI pays at the goal only. Its server does not call a late success done, and adds its reward to `score` at every turn after."""
+def _grid(answer: Any, said: Said) -> Reply:
+    """BabyAI: rewarded at the goal only. The server does not report a late success as done, and
+    adds its reward to `score` again in each later turn."""
     reward = _number(answer, "reward")
     reached = reward > 0
-    return Outcome(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
+    return Reply(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
 
 
-def _scored(answer: Any, said: Said) -> Outcome:
-    """SciWorld tells the score so far, up to 100 and down to -100: pay what changed."""
+def _scored(answer: Any, said: Said) -> Reply:
+    """SciWorld: the server sends the total score, from -100 to 100; the reward is its change."""
     score = _number(answer, "score")
     metrics = {"score": score, "success": float(score >= 100)}
-    return Outcome(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
+    return Reply(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
 
 
-def _housework(answer: Any, said: Said) -> Outcome:
-    return Outcome(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
+def _housework(answer: Any, said: Said) -> Reply:
+    return Reply(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def _move(answer: Any, said: Said) -> Outcome:
+def _move(answer: Any, said: Said) -> Reply:
     """Maze: every move costs; the one that reaches the goal does not."""
     reward, done = _number(answer, "reward"), part(answer, "done", bool)
-    return Outcome(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
+    return Reply(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
 
 
-def _guess(answer: Any, said: Said) -> Outcome:
-    """The server shifts LMRL-Gym's -1 and 0 to 0 and 1; one that does not would be paid for nothing but its last guess."""
+def _guess(answer: Any, said: Said) -> Reply:
+    """Wordle: the server must shift LMRL-Gym's rewards of -1 and 0 to 0 and 1."""
     outcome = plain(answer, said)
     if not 0 <= outcome.reward <= 1:
         raise EnvironmentFailed(
@@ -130,23 +123,23 @@ def _guess(answer: Any, said: Said) -> Outcome:
     return outcome
 
 
-def _searched(answer: Any, said: Said) -> Outcome:
-    """The server lets the model try again after a wrong answer; here one answer ends the session."""
+def _searched(answer: Any, said: Said) -> Reply:
+    """SearchQA: one answer ends the session; the server alone would let the model retry."""
     outcome = plain(answer, said)
     acted = _SEARCHED.search(said.action)  # the first of the two counts, as on the server
-    return Outcome(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
+    return Reply(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
 
 
-def _browsed(answer: Any, said: Said) -> Outcome:
-    """WebArena judges only when the agent stops; what it says at other times is no reward."""
+def _browsed(answer: Any, said: Said) -> Reply:
+    """WebArena: rewarded only when the agent stops."""
     terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
     reward, text = _number(answer, "reward") if terminated else 0.0, observed(answer)
-    # whatever was raised inside the server comes as an observation without `info`: an action that cannot be read, or a dead browser
+    # without `info`, the server raised: an unreadable action, or a dead browser
     raised = answer.get("info", {}) is None
     if raised and _BROWSER_GONE.search(text):
         raise EnvironmentFailed(f"the server's browser is gone: {as_text(text)[:200]}")
     cut = {"truncated": float(truncated and not terminated)}
-    return Outcome(text, reward, terminated or truncated, invalid=raised, metrics=cut)
+    return Reply(text, reward, terminated or truncated, invalid=raised, metrics=cut)
 
 
 # ------------------------------------------------------------------------------------------------ the table
@@ -158,17 +151,17 @@ class Family:
     max_turns: int
     read: Callable[[str], str]
     reset: Callable[[int], Mapping[str, Any]]
-    """The body of `reset` for a task id, beside the instance."""
-    outcome: Callable[[Any, Said], Outcome] = plain
+    """The body of `reset` for a task id, without the instance."""
+    outcome: Callable[[Any, Said], Reply] = plain
     key: str = "id"
-    """What the server calls an instance."""
+    """The server's field for an instance."""
     create: Mapping[str, Any] = field(default_factory=dict)
     first: Callable[[Any], str] = observed
     """The first observation, from the answer to `reset`, or to GET `first_from`."""
     first_from: str = ""
     prefix: str = ""
     repeats: bool = False
-    """An action that cannot be read is answered with the last observation again."""
+    """An unreadable action is answered with the last observation again."""
 
 
 def _tools(instruction: str, max_turns: int) -> Family:

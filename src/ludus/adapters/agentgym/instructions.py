@@ -1,4 +1,4 @@
-"""What the model is told in each family: the rules and the form of an answer that AgentGym's servers expect, in our words."""
+"""System messages of the families: the rules, and the answer format of the servers."""
 
 from __future__ import annotations
 

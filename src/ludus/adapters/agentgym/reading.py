@@ -1,7 +1,7 @@
-"""What the model said -> what an AgentGym server is sent, as AgentGym's own clients do it, so that results can be compared.
+"""Reads an action from the model's text, comparably with AgentGym's own clients.
 
-Two differences: an end-of-text mark is cut off exactly (several of those clients cut one character more), and where they would send an
-empty action, the model is told what is missing instead.
+Two differences: an end-of-text mark is cut exactly (several clients cut one character more), and
+instead of an empty action the model gets an explanation.
 """
 
 from __future__ import annotations

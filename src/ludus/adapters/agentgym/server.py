@@ -1,6 +1,7 @@
-"""One AgentGym server over HTTP. Promise: what is not a clean answer raises EnvironmentFailed, and no two live sessions share an instance.
+"""An AgentGym server over HTTP. Promise: no two live sessions share an instance.
 
-Its errors come as status 200 with the key `error`. It has no leases; some families have no close either: their instances are used again.
+The server reports errors with status 200 and the key `error`. It never expires instances, and some
+families have no close: their instances are reused.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, read_json
 from ludus.errors import EnvironmentFailed, describe
 
 TRIES, BUSY_S = 5, 0.1
-"""A server that answers 503 has not acted: ask again, as AgentGym's own clients do."""
+"""Tries and wait after status 503, which means that the server has not acted."""
 WAIT_S = 0.05
-"""How often a session looks for a free instance where the server makes no more."""
+"""How often a session looks for a free instance if the server creates no more."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,16 +44,15 @@ class Server:
     async def exchange(
         self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
     ) -> Any:
-        """The answer as it came, which may be an error."""
-        status, answer = await self._patiently(path, body=body, query=query)
-        return self._read(path, status, answer)
+        """The answer, which may be an error."""
+        return self._read(path, *await self._send(path, body=body, query=query))
 
     async def close(self, body: Mapping[str, Any]) -> bool:
-        """False where the server has no such thing: which families have one differs between versions."""
-        status, answer = await self._patiently("close", body=body, query=None)
+        """False if the server has no close, which depends on family and version."""
+        status, answer = await self._send("close", body=body)
         if status in (404, 405):
             return False
-        if status != 200 or answer.lstrip().startswith(b"{"):  # some say a bare word, which is as good
+        if status != 200 or answer.lstrip().startswith(b"{"):  # some answer with a bare word
             self.clean(self._read("close", status, answer), path="close")
         return True
 
@@ -63,42 +63,34 @@ class Server:
             raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
         return read_json(answer, where=where)
 
-    async def _patiently(
-        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
+    async def _send(
+        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None = None
     ) -> tuple[int, bytes]:
+        where, client, method = f"{self.url}/{path}", self._client(), "GET" if body is None else "POST"
         for _ in range(TRIES):
-            status, answer = await self._send(f"{self.url}/{path}", body=body, query=query)
-            if status != 503:
+            answer = bytearray()
+            try:
+                async with client.stream(method, where, json=body, params=query) as response:
+                    async for chunk in response.aiter_bytes():
+                        answer += chunk
+                        if len(answer) > MAX_ANSWER_BYTES:
+                            raise EnvironmentFailed(f"{where} answered more than {MAX_ANSWER_BYTES} bytes")
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise EnvironmentFailed(f"{where} cannot be reached: {describe(error)}") from error
+            if response.status_code != 503:
                 break
             await asyncio.sleep(BUSY_S)
-        return status, answer
-
-    async def _send(
-        self, where: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None
-    ) -> tuple[int, bytes]:
-        client, method = self._client(), "GET" if body is None else "POST"
-        try:
-            async with client.stream(method, where, json=body, params=query) as response:
-                answer = bytearray()
-                async for chunk in response.aiter_bytes():
-                    answer += chunk
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise EnvironmentFailed(f"{where} answered more than {MAX_ANSWER_BYTES} bytes")
-                return response.status_code, bytes(answer)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise EnvironmentFailed(f"{where} cannot be reached: {describe(error)}") from error
+        return response.status_code, bytes(answer)
 
     def _client(self) -> httpx.AsyncClient:
-        """One pool of connections for each event loop: they cannot travel between loops."""
+        """One pool of connections per event loop: they cannot move between loops."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients[loop] = httpx.AsyncClient(
-                verify=self.url.startswith(
-                    "https:"
-                ),  # reading the certificates takes 0.1 s that plain HTTP need not spend
-                # no read timeout: how long a turn may take is the run's to say, and it cancels the call
+                verify=self.url.startswith("https:"),  # reading certificates takes 0.1 s
+                # no read timeout: the run limits a turn and cancels the call
                 timeout=httpx.Timeout(None, connect=10.0),
-                # idle connections go before uvicorn drops them (5 s): a request must not meet one that is just being closed
+                # idle connections expire before uvicorn drops them (5 s)
                 limits=httpx.Limits(max_connections=512, max_keepalive_connections=512, keepalive_expiry=2.0),
             )
         return self._clients[loop]
@@ -109,7 +101,7 @@ def says_error(answer: Any) -> bool:
 
 
 class Instances:
-    """The instances of one server that this process knows. `idle` ones wait to be used again; `num_lost` were left behind unclosed."""
+    """This process's instances of one server. `num_lost` of them were left on the server."""
 
     def __init__(self, create: Callable[[], Awaitable[int]]) -> None:
         self._create = create
@@ -124,10 +116,10 @@ class Instances:
         return len(self._idle)
 
     async def take(self) -> int:
-        """An instance that no other session holds; waits for one where the server makes no more."""
+        """An instance that no other session holds; waits for one if the server creates no more."""
         while True:
             if self._idle:
-                instance = self._idle.popleft()  # the one that rested longest: a broken one is not met again and again
+                instance = self._idle.popleft()  # the longest idle: a broken one rests
                 self._held.add(instance)
                 return instance
             if not self._full:
@@ -135,7 +127,7 @@ class Instances:
                 if instance not in self._held:
                     self._accept(instance)
                     return instance
-                # SQLGym answers an id that is in use once eight exist; two sessions would play in one world
+                # from the ninth on, SQLGym returns an id that is in use
                 self._full = True
                 _log.info("the server gave instance %d twice: sessions now wait for a free one", instance)
             await asyncio.sleep(WAIT_S)
@@ -149,7 +141,7 @@ class Instances:
         self._full = False
 
     def lost(self, instance: int) -> None:
-        """It cannot be closed, or is in a state that nobody knows; the server keeps it."""
+        """It could not be closed, or its state is unknown; the server keeps it."""
         self.closed(instance)
         self.num_lost += 1
         _log.warning("instance %d was left on the server; %d so far", instance, self.num_lost)
@@ -157,7 +149,7 @@ class Instances:
     async def _made(self) -> int:
         try:
             return await self._create()
-        except asyncio.CancelledError:  # it may exist by now, and nobody will ever hear its number
+        except asyncio.CancelledError:  # it may exist by now, with a number that we never get
             self.num_lost += 1
             raise
 

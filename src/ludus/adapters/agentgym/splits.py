@@ -1,8 +1,9 @@
-"""Which ids of a family are train and which are test. Promise: no id is both.
+"""Train and test ids of each family. Promise: no id is in both.
 
-AgentGym's published lists are not shipped: their licence forbids commercial use, and those of sciworld, maze and wordle overlap. A run
-file may name their files, in the form [{"item_id": "textcraft_31"}, ...]. The defaults below are ours: the families' id ranges, cut so
-that nothing is in both parts. Compare with published figures only on the published lists.
+AgentGym's published lists are not shipped: their licence forbids commercial use, and those of
+sciworld, maze and wordle overlap. A run file may name their files, in the form [{"item_id":
+"textcraft_31"}, ...]. The defaults below are our own disjoint splits: compare with published
+figures only on the published lists.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ class Split:
 
 
 def every(nth: int, total: int) -> Split:
-    """Every nth id is test: right for ids that are sorted by difficulty, and as good as any for those that are not."""
+    """Every nth id is test, which suits ids sorted by difficulty."""
     return Split(train=tuple(i for i in range(total) if i % nth != nth - 1), test=tuple(range(nth - 1, total, nth)))
 
 
 def spread(start: int, stop: int, *, num: int) -> tuple[int, ...]:
-    """`num` ids evenly over start..stop-1."""
+    """`num` ids spread evenly over start..stop-1."""
     return tuple(start + (stop - start) * i // num for i in range(num))
 
 
 VARIATIONS = (
     30, 30, 30, 30, 540, 436, 300, 20, 20, 900, 600, 300, 300, 300, 300, 32, 36, 36, 125, 125, 125, 14, 10,
 )  # fmt: skip
-"""SciWorld: variations of the 23 tasks that the server offers, in its order (1-1 .. 4-4, 6-1 .. 8-2); 4639 in all."""
+"""SciWorld: variations of the server's 23 tasks in its order (1-1 .. 4-4, 6-1 .. 8-2)."""
 
 
 def _sciworld() -> Split:
-    """ScienceWorld's own rule: of each task's variations the first half is for training, the last quarter for testing."""
+    """ScienceWorld's rule: of a task's variations the first half is train, the last quarter
+    test."""
     train: list[int] = []
     test: list[int] = []
     first = 0
@@ -53,13 +55,13 @@ def _sciworld() -> Split:
     return Split(tuple(train), tuple(test))
 
 
-_SEARCHQA_TEST = (  # the seven question sets, as they lie in the id range, with the share of each in the published test list
+_SEARCHQA_TEST = (  # id ranges of the seven question sets, and their shares of the test list
     (0, 3610, 50), (3610, 14923, 50), (14923, 29190, 50), (29190, 36595, 50), (36595, 49171, 50), (49171, 51588, 100), (51588, 51713, 50),
 )  # fmt: skip
 
 SPLITS: dict[str, Split] = {
     "textcraft": every(5, 544),  # goals sorted by depth, index modulo 544
-    "babyai": Split(range(800), range(800, 920)),  # id = 40 * seed + level: 20 seeds of all levels, then 3 others
+    "babyai": Split(range(800), range(800, 920)),  # id = 40 * seed + level: 20 seeds, 3 others
     "sciworld": _sciworld(),
     "alfworld": Split(range(2420), range(2420, 2620)),
     "webshop": Split(range(200, 4130), range(200)),
@@ -67,21 +69,19 @@ SPLITS: dict[str, Split] = {
         range(51713, 221328), tuple(i for start, stop, num in _SEARCHQA_TEST for i in spread(start, stop, num=num))
     ),
     "sqlgym": Split(range(9428), range(9428, 10962)),  # BIRD train, BIRD dev
-    "webarena": Split(
-        (), ()
-    ),  # its task ids are WebArena's, and some tasks change the sites for all others: the user chooses
+    "webarena": Split((), ()),  # the user chooses: some tasks change the sites for all others
     "maze": every(5, 25),  # start cells; the 26th is the goal itself
-    "wordle": Split(range(955), range(955, 1055)),  # seeds: disjoint, though 40 secret words are all there are
+    "wordle": Split(range(955), range(955, 1055)),  # seeds of only 40 secret words
     "weather": every(10, 343),
     "movie": every(10, 238),
     "todo": every(10, 155),
-    "academia": Split((), range(20)),  # 20 questions each: made for evaluation only
+    "academia": Split((), range(20)),  # 20 questions each, for evaluation only
     "sheet": Split((), range(20)),
 }
 
 
 def choose(family: str, *, train: str | Sequence[int], test: str | Sequence[int]) -> Split:
-    """The family's own split, where the run file does not say otherwise."""
+    """The ids of the options, or the family's own split."""
     own = SPLITS[family]
     split = Split(
         train=read_ids(train, what="train") if train else own.train,
@@ -90,11 +90,12 @@ def choose(family: str, *, train: str | Sequence[int], test: str | Sequence[int]
     shared = set(split.train) & set(split.test)
     if shared:
         raise ConfigError(
-            f"{family}: {len(shared)} of {len(split.test)} test ids are train ids too, e.g. {min(shared)}; leave them out of one of the two"
+            f"{family}: {len(shared)} of {len(split.test)} test ids are train ids too, e.g. {min(shared)}; "
+            "remove them from one of the two"
         )
     if not split.train and not split.test:
         raise ConfigError(
-            f'{family} has no ids of its own to offer; give options train and test, e.g. train = "0-99" or a .json file of item ids'
+            f'{family} has no default ids; set options train and test, e.g. train = "0-99" or a .json file of item ids'
         )
     return split
 
@@ -115,7 +116,9 @@ def read_ids(given: str | Sequence[int], *, what: str) -> tuple[int, ...]:
 def _from_range(part: str, *, what: str) -> Iterable[int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
     if not match:
-        raise ConfigError(f'option {what}: {part!r} is no id and no range; expected e.g. "0-373,400" or a .json file')
+        raise ConfigError(
+            f'option {what}: {part!r} is neither an id nor a range; expected e.g. "0-373,400" or a .json file'
+        )
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ConfigError(f"option {what}: range {part!r} ends before it begins")
@@ -136,5 +139,5 @@ def _row_id(row: Any, *, where: str) -> int:
     item = row.get("item_id") if isinstance(row, dict) else row
     match = _LAST_NUMBER.search(str(item))
     if not match:
-        raise ConfigError(f"{where}: item_id {item!r:.60} does not end in a number, so it names no task of the server")
+        raise ConfigError(f"{where}: item_id {item!r:.60} does not end in a number; expected e.g. textcraft_31")
     return int(match[1])

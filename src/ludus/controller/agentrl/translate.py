@@ -9,12 +9,12 @@ reward of the last answer   the sum of all rewards
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.openai_format import message_to_openai, read_arguments, tool_to_openai
 from ludus.types import Action, Message, Observation, Role, Stop, Task, Tool, ToolCall
 
 Json = dict[str, Any]
@@ -141,7 +141,7 @@ def answer_of(observation: Observation, *, action: Action | None = None, total: 
         messages = [{"role": "user", "content": ""}]  # the evaluator gives up without messages
     answer: Json = {"messages": messages}
     if observation.tools is not None:
-        answer["tools"] = [tool.openai() for tool in observation.tools]
+        answer["tools"] = [tool_to_openai(tool) for tool in observation.tools]
     return answer | ending(stop, reward=total, metrics=observation.metrics)
 
 
@@ -216,23 +216,7 @@ def action_of(messages: Any) -> Action:
 
 
 def openai_message(message: Message) -> Json:
-    out: Json = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        out["tool_calls"] = [_openai_call(call, position) for position, call in enumerate(message.tool_calls)]
-    if message.role == "tool":
-        out["tool_call_id"] = message.tool_call_id or "call_0"
-    if message.name:
-        out["name"] = message.name
-    return out
-
-
-def assistant_message(action: Action) -> Json:
-    return openai_message(Message("assistant", action.content, tool_calls=action.tool_calls))
-
-
-def _openai_call(call: ToolCall, position: int) -> Json:
-    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)}
-    return {"id": call.id or f"call_{position}", "type": "function", "function": function}
+    return message_to_openai(message) | ({"name": message.name} if message.name else {})
 
 
 def _call_of(raw: Any, *, default_id: str = "") -> tuple[ToolCall, str]:
@@ -240,21 +224,11 @@ def _call_of(raw: Any, *, default_id: str = "") -> tuple[ToolCall, str]:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping):
         return ToolCall("", {}, id=default_id), "a tool call has no function name"
-    arguments, problem = _arguments_of(function.get("arguments"))
+    arguments, problem = read_arguments(function.get("arguments"))
     call = ToolCall(str(function.get("name") or ""), arguments, id=str(raw.get("id") or default_id))
     if not isinstance(function.get("name"), str):
         return call, "a tool call has no function name"
     return call, problem and f"{call.name}: {problem}"
-
-
-def _arguments_of(raw: Any) -> tuple[Json, str]:
-    if raw is None or raw == "":
-        return {}, ""
-    try:
-        value = json.loads(raw) if isinstance(raw, str) else raw
-    except (ValueError, RecursionError) as error:
-        return {}, f"arguments are not JSON: {error}"
-    return (value, "") if isinstance(value, dict) else ({}, f"arguments are {type(value).__name__}; expected an object")
 
 
 def _text_of(content: Any) -> str:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludus.controller.agentrl.translate import Index, Json, assistant_message, index_of, observation_of, tasks_of
+from ludus.controller.agentrl.translate import Index, Json, index_of, observation_of, tasks_of
 from ludus.controller.agentrl.wires import Answer, Wire, read_json
 from ludus.controller.records import Act, AskTasks, Close, SessionSpec, Solve, Start, number_of, session_id_of
 from ludus.controller.runtime import Background, retrieved
 from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
+from ludus.openai_format import action_to_openai
 from ludus.types import Action, Message, Observation, Task
 from ludus.wire.codec import encode
 
@@ -143,7 +144,7 @@ class AgentrlWorker:
             raise ControllerFailed(f"session {act.session_id} has not been started; call start first", status=409)
         self._require_idle(session)
         session.turn, session.acted = act.turn + 1, (act.turn, act.request_id)
-        session.acting = asyncio.ensure_future(self._act(session, [assistant_message(act.action)]))
+        session.acting = asyncio.ensure_future(self._act(session, [action_to_openai(act.action)]))
         session.acting.add_done_callback(retrieved)
         return await asyncio.shield(session.acting)
 

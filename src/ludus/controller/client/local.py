@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from ludus.controller.client.client import TURN_S
 from ludus.controller.records import Described
 from ludus.controller.runtime import not_found, within
-from ludus.environments.environment import Environment, isolation_of
-from ludus.environments.sandboxing import Declared
+from ludus.environments.environment import Environment
+from ludus.environments.needs import needs_of
 from ludus.errors import ConfigError, TurnTimeout
 from ludus.hosting.host import Host, HostedSession
 from ludus.hosting.process_pool import IsolatedSession, PoolLimits, ProcessPool
@@ -36,7 +36,7 @@ class LocalClient:
             self._environments[environment.name] = environment
         self.sandboxes = sandboxes or Sandboxes()
         self.host = Host(max_threads=max_threads, sandboxes=self.sandboxes)
-        self._isolated = {name for name, each in self._environments.items() if isolation_of(each) == "process"}
+        self._isolated = {name for name, each in self._environments.items() if needs_of(each).isolation == "process"}
         self._pool = ProcessPool((self._environments[name] for name in self._isolated), limits=pool_limits)
 
     def environments(self) -> dict[str, Described]:
@@ -61,9 +61,9 @@ class LocalClient:
     async def prepare(self) -> None:
         """Raises now if the process or sandbox of an environment cannot be started."""
         for environment in self._environments.values():
-            declared = getattr(environment, "declared", None)
-            if isinstance(declared, Declared) and declared.level != "none":
-                await asyncio.to_thread(self.sandboxes.require, need_of(declared.need, image=declared.image))
+            needs = needs_of(environment)
+            if needs.hosted_sandbox:
+                await asyncio.to_thread(self.sandboxes.require, need_of(needs.sandbox, image=needs.image))
         await self._pool.prepare()
 
     async def close(self) -> None:
@@ -86,5 +86,5 @@ def described(environment: Environment) -> Described:
         description=environment.description,
         max_turns=environment.max_turns,
         options=dict(environment.options),
-        sandbox=getattr(environment, "sandbox", "none"),
+        sandbox=needs_of(environment).kind,
     )

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import os
 import socket
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -35,8 +33,9 @@ from ludus.errors import ConfigError, EnvironmentFailed, LudusError, nearest
 from ludus.launch.context import make_chat
 from ludus.launch.engines import make_engine
 from ludus.models.loading.load import load_tokenizer
+from ludus.openai_format import call_to_openai, read_message, read_tool
 from ludus.rollout.chat import Chat
-from ludus.types import Action, Completion, Message, Sampling, Tool, ToolCall
+from ludus.types import Action, Completion, Sampling
 
 MAX_TOKENS = 256
 """Sampled when a request does not say."""
@@ -110,13 +109,13 @@ class Endpoint:
 
     async def chat(self, request: ChatRequest) -> dict[str, Any]:
         self._check_model(request.model)
-        tools = [_tool(tool) for tool in request.tools]
-        ids = self._chat.transcript().start([_message(message) for message in request.messages], tools)
+        tools = [read_tool(tool) for tool in request.tools]
+        ids = self._chat.transcript().start([read_message(message) for message in request.messages], tools)
         if request.max_completion_tokens is not None:
             request = request.model_copy(update={"max_tokens": request.max_completion_tokens})
         completion = await self._generate(ids, request, stop_ids=self._chat.stop_ids)
         action = self._chat.parse(completion.ids, tools=bool(tools))
-        calls = [_call(call) for call in action.tool_calls]
+        calls = [call_to_openai(call, default_id=f"call_{uuid.uuid4().hex[:12]}") for call in action.tool_calls]
         said = self._said(action, completion)
         message = {"role": "assistant", "content": said or None, **({"tool_calls": calls} if calls else {})}
         reason = "length" if completion.stop == "length" else "tool_calls" if calls else "stop"
@@ -231,42 +230,3 @@ def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
         return await endpoint.chat(request)
 
     return app
-
-
-# ------------------------------------------------------------------------------------------------ OpenAI's words and ours
-
-
-def _message(data: Mapping[str, Any]) -> Message:
-    role, content = data.get("role"), data.get("content") or ""
-    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
-        raise ConfigError(f"a message has role {role!r} and content {content!r}; expected a known role and text")
-    return Message(
-        role,
-        content,
-        tool_calls=tuple(_tool_call(call) for call in data.get("tool_calls") or ()),
-        tool_call_id=str(data.get("tool_call_id") or ""),
-        name=str(data.get("name") or ""),
-    )
-
-
-def _tool_call(data: Mapping[str, Any]) -> ToolCall:
-    function = data.get("function") or {}
-    arguments = function.get("arguments") or {}
-    try:
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return ToolCall(str(function["name"]), dict(parsed), id=str(data.get("id") or ""))
-    except (KeyError, ValueError, TypeError):
-        raise ConfigError(f"a tool call is {data!r}; expected function.name and function.arguments as JSON") from None
-
-
-def _tool(data: Mapping[str, Any]) -> Tool:
-    function = data.get("function") or {}
-    if not isinstance(function.get("name"), str):
-        raise ConfigError(f"a tool is {data!r}; expected type 'function' with function.name and function.parameters")
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    return Tool(function["name"], str(function.get("description") or ""), parameters)
-
-
-def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
-    return {"id": call.id or f"call_{uuid.uuid4().hex[:12]}", "type": "function", "function": function}

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import EnvironmentFailed
-from ludus.sandboxes.lease import state_folder
+from ludus.sandboxes.owner import state_folder
 
 _TRANSLATING = threading.Lock()
 """The package's translator keeps its options in a module, and takes over sys.argv and sys.stdout meanwhile."""

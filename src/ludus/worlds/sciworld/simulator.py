@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import EnvironmentFailed
-from ludus.sandboxes.lease import state_folder
+from ludus.sandboxes.owner import state_folder
 from ludus.worlds.sciworld.identity import patched_classes
 
 _JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"]

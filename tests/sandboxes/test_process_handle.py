@@ -5,8 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from ludus.sandboxes import running
-from ludus.sandboxes.running import Pipes
+from ludus.sandboxes import process_handle
+from ludus.sandboxes.process_handle import Pipes
 from ludus.sandboxes.sandbox import Limits
 from ludus.sandboxes.shell import PersistentShell
 
@@ -21,7 +21,7 @@ def pipes():
         last_words: list[bytes] = []
         made = Pipes(
             stdin, stdout, stderr, done=done, exited=lambda _: 0,
-            end=lambda: os.write(writes, b"".join(last_words)), let_go=lambda: None,
+            end=lambda: os.write(writes, b"".join(last_words)), release=lambda: None,
         )  # fmt: skip
         kept.callback(made.close)
         yield made, last_words, ends
@@ -29,7 +29,7 @@ def pipes():
 
 def test_what_was_written_before_the_end_is_read_however_late_the_reader_is(pipes, monkeypatch):
     monkeypatch.setattr(
-        running, "DRAIN_S", 0.0
+        process_handle, "DRAIN_S", 0.0
     )  # as if it had been stopped for as long as what was left behind may take
     made, last_words, ends = pipes
     last_words.append(b"last words")
@@ -67,7 +67,7 @@ class Stubborn:
 def test_a_command_that_is_out_of_time_is_gone_before_the_next_one_can_begin():
     """In a container a kill strikes all that runs there: also what was begun a moment later, if it came upon it."""
     alone = Stubborn()
-    assert running.finish(alone, limits=Limits(time_s=0.0)).timed_out
+    assert process_handle.finish(alone, limits=Limits(time_s=0.0)).timed_out
     assert alone.did == ["kill", "wait", "close"]
     in_a_shell = Stubborn()
     assert PersistentShell(lambda: in_a_shell).run("sleep 1000", limits=Limits(time_s=0.0)).timed_out

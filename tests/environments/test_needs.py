@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from ludus.controller.client.local import LocalClient
+from ludus.environments.needs import demand
 from ludus.environments.registry import wrap
-from ludus.environments.sandboxing import demand
 from ludus.environments.tools import tool
 from ludus.errors import ConfigError, EnvironmentFailed
 from ludus.hosting.host import Host
@@ -59,10 +59,10 @@ class Contained(Runs):
     image = "own:1"
 
 
-def played(author, *, sandboxes, level="none", image=""):
+def played(author, *, sandboxes, kind="none", image=""):
     async def play():
         environment = wrap(author, name="runs")
-        demand(environment, level, image=image)
+        demand(environment, kind, image=image)
         host = Host(sandboxes=sandboxes)
         try:
             session = await host.open(environment, environment.tasks("train")[0], seed=0, label="s1")
@@ -80,7 +80,7 @@ def test_a_declared_sandbox_is_there_before_setup_and_closed_after_close():
     sandboxes = FakeSandboxes(answers={"ls": "input\n"})
     observation = played(Runs, sandboxes=sandboxes)
     ((need, session, sandbox),) = sandboxes.opened
-    assert (need.level, session) == ("namespace", "s1")
+    assert (need.kind, session) == ("namespace", "s1")
     assert observation.messages[0].content == "input\n"
     assert sandbox.files == {"input": b"hello"}
     assert sandbox.commands == ["ls", "last"]
@@ -88,23 +88,23 @@ def test_a_declared_sandbox_is_there_before_setup_and_closed_after_close():
 
 
 def test_the_run_file_may_demand_more_and_never_gets_less():
-    for level, expected in (("container", "container"), ("process", "namespace"), ("none", "namespace")):
+    for kind, expected in (("container", "container"), ("process", "namespace"), ("none", "namespace")):
         sandboxes = FakeSandboxes(answers={"ls": ""})
-        played(Runs, sandboxes=sandboxes, level=level)
-        assert sandboxes.opened[0][0].level == expected
+        played(Runs, sandboxes=sandboxes, kind=kind)
+        assert sandboxes.opened[0][0].kind == expected
 
 
 def test_the_run_file_may_name_another_image():
     sandboxes = FakeSandboxes()
     played(Contained, sandboxes=sandboxes)
     played(Contained, sandboxes=sandboxes, image="other:2")
-    played(Runs, sandboxes=sandboxes, level="container", image="third:3")
+    played(Runs, sandboxes=sandboxes, kind="container", image="third:3")
     assert [need.image for need, _, _ in sandboxes.opened] == ["own:1", "other:2", "third:3"]
 
 
 def test_what_else_an_environment_needs_is_kept_when_more_is_demanded():
     sandboxes = FakeSandboxes()
-    played(Roomy, sandboxes=sandboxes, level="namespace")
+    played(Roomy, sandboxes=sandboxes, kind="namespace")
     assert sandboxes.opened[0][0] == Need("namespace", room=Room(memory_mb=7))
 
 
@@ -157,7 +157,7 @@ def test_a_host_without_sandboxes_says_so():
 def test_a_client_refuses_at_the_start_what_the_machine_cannot_give(monkeypatch):
     from ludus.sandboxes import detect
 
-    monkeypatch.setattr(detect, "driver", lambda level: detect.Driver(level, False, "not today", "Try tomorrow."))
+    monkeypatch.setattr(detect, "driver", lambda kind: detect.Driver(kind, False, "not today", "Try tomorrow."))
 
     async def prepare():
         client = LocalClient([wrap(Runs)])

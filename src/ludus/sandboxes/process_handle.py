@@ -1,4 +1,4 @@
-"""A process in a sandbox while it runs, and the one way to wait for it. Promise: no output and no hang holds the caller past the limits."""
+"""A running process in a sandbox. Promise: no output and no hang exceeds the limits."""
 
 from __future__ import annotations
 
@@ -13,38 +13,36 @@ from typing import Protocol
 from ludus.sandboxes.sandbox import Finished, Limits, decoded
 
 FLOOD_BYTES = 32 * 2**20
-"""A command that writes more than this is killed: reading on would only keep this machine busy."""
+"""A command that writes more is killed, because reading on would keep this machine busy."""
 GRACE_S = 5.0
-"""How long a killed process may take to be gone."""
+"""How long a killed process may take to end."""
 DRAIN_S = 0.25
 _CHUNK = 64 * 1024
 
 
-class Running(Protocol):
-    """Bytes in, bytes out, and its end."""
-
+class ProcessHandle(Protocol):
     def send(self, data: bytes, *, timeout_s: float) -> None:
-        """To its standard input. Raises OSError when it is gone, TimeoutError when it does not read."""
+        """Writes to stdin. Raises OSError if it is gone, TimeoutError if it does not read."""
         ...
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
-        """(1, from stdout) or (2, from stderr); (0, b"") when both have ended; None when nothing came in time."""
+        """(1, stdout) or (2, stderr); (0, b"") once both ended; None if nothing came in time."""
         ...
 
     def exit_code(self, timeout_s: float) -> int | None:
-        """None: it still runs."""
+        """None if it still runs."""
         ...
 
     def kill(self) -> None:
-        """It, and everything it started."""
+        """Kills it and everything it started."""
         ...
 
     def close(self) -> None:
-        """Frees the streams; called by whoever reads them, so that nobody waits on a descriptor that is reused."""
+        """Frees the streams. Called by the reader, so that no reused file descriptor is read."""
         ...
 
 
-class Kept:
+class Captured:
     """The first `limit` bytes of a stream."""
 
     def __init__(self, limit: int) -> None:
@@ -70,15 +68,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    out: Kept
-    err: Kept
+    out: Captured
+    err: Captured
     exit_code: int
     timed_out: bool
 
 
-def gather(running: Running, *, limits: Limits) -> Gathered:
-    """Waits for its end, within the limits, and frees it."""
-    out, err = Kept(limits.output_bytes), Kept(limits.output_bytes)
+def gather(running: ProcessHandle, *, limits: Limits) -> Gathered:
+    """Waits for the end, within the limits, and closes the handle."""
+    out, err = Captured(limits.output_bytes), Captured(limits.output_bytes)
     deadline_s = time.monotonic() + limits.time_s
     code, in_time = None, True
     try:
@@ -92,9 +90,10 @@ def gather(running: Running, *, limits: Limits) -> Gathered:
     return Gathered(out, err, 137 if code is None else code, timed_out=not in_time)
 
 
-def end(running: Running) -> None:
-    """Kills it and waits until it is gone: what kills all that runs in a container must not come upon the next command. What it still
-    says is read and dropped, because a service may wait for that."""
+def end(running: ProcessHandle) -> None:
+    """Kills it and waits until it is gone, because killing a container's processes must not hit the
+    next command. Its remaining output is read and dropped, because a container service may wait for
+    that."""
     running.kill()
     until_s = time.monotonic() + GRACE_S
     while (event := running.receive(max(0.0, until_s - time.monotonic()))) is not None and event[0]:
@@ -103,8 +102,8 @@ def end(running: Running) -> None:
     running.exit_code(max(0.0, until_s - time.monotonic()))
 
 
-def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: float) -> bool:
-    """False: out of time, or a flood."""
+def _read_to_the_end(running: ProcessHandle, out: Captured, err: Captured, *, deadline_s: float) -> bool:
+    """False: out of time, or too much output."""
     while out.num_bytes + err.num_bytes <= FLOOD_BYTES:
         event = running.receive(max(0.0, deadline_s - time.monotonic()))
         if event is None:
@@ -116,7 +115,7 @@ def _read_to_the_end(running: Running, out: Kept, err: Kept, *, deadline_s: floa
     return False
 
 
-def finish(running: Running, *, limits: Limits) -> Finished:
+def finish(running: ProcessHandle, *, limits: Limits) -> Finished:
     done = gather(running, limits=limits)
     return Finished(
         done.exit_code,
@@ -128,9 +127,11 @@ def finish(running: Running, *, limits: Limits) -> Finished:
 
 
 class Pipes:
-    """Running over file descriptors of this machine. `done` becomes readable at its end; how to wait, kill and let go is the driver's.
+    """A ProcessHandle over file descriptors. `done` becomes readable at the end; the driver
+    supplies the callbacks.
 
-    What a finished process left behind may hold its streams open for ever: it is killed, and has DRAIN_S to let go of them.
+    Children of a finished process could hold its streams open for ever: they are killed, and have
+    DRAIN_S to end.
     """
 
     def __init__(
@@ -142,12 +143,12 @@ class Pipes:
         done: int,
         exited: Callable[[float], int | None],
         end: Callable[[], None],
-        let_go: Callable[[], None],
+        release: Callable[[], None],
     ) -> None:
         os.set_blocking(stdin, False)
         self._stdin, self._done = stdin, done
         self._streams = {stdout: 1, stderr: 2}
-        self._exited, self._end, self._let_go = exited, end, let_go
+        self._exited, self._end, self._release = exited, end, release
         self._ended_by_s: float | None = None
         self._lock = threading.Lock()
         self._poll = select.poll()
@@ -161,7 +162,7 @@ class Pipes:
                 view = view[os.write(self._stdin, view) :]
             except BlockingIOError:
                 if not select.select([], [self._stdin], [], max(0.0, until_s - time.monotonic()))[1]:
-                    raise TimeoutError("it does not read its input") from None
+                    raise TimeoutError("the process does not read its input") from None
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
         until_s = time.monotonic() + timeout_s
@@ -179,7 +180,7 @@ class Pipes:
                 self._end()
                 self._ended_by_s = time.monotonic() + DRAIN_S
             elif self._ended_by_s is not None and time.monotonic() >= self._ended_by_s:
-                break  # only once nothing is left to read: whoever was late finds all that was written in time
+                break  # a late reader gets all that was written in time
             elif time.monotonic() >= until_s:
                 return None
         return 0, b""
@@ -198,7 +199,7 @@ class Pipes:
             if self._stdin >= 0:
                 os.close(self._stdin)
                 self._stdin = -1
-                self._let_go()
+                self._release()
 
     def _drop(self, fd: int) -> None:
         del self._streams[fd]
@@ -207,5 +208,5 @@ class Pipes:
 
 
 def exit_code_of(status: int) -> int:
-    """As a shell says it: 128 + N for signal N. `status` is Python's: -N."""
+    """A shell's exit code, 128 + N for signal N, from Python's status, -N."""
     return status if status >= 0 else 128 - status

@@ -1,14 +1,15 @@
-"""The program that namespaces hang on: pid 1 of a pid namespace, in a mount namespace of its own. Run by namespace.py, never imported.
+"""The init process (pid 1) of the sandboxes' pid namespace. Run by namespace.py, never imported.
 
-Promise: when the process that started it dies, however it dies, everything in its sandboxes dies, and their disks are gone: they are
-mounts and processes of namespaces that end with this program. It does only three things, asked for over a socket, one message each, with an
-answering socket passed along:
+Promise: when the process that started it ends, in whatever way, the processes and disks of its
+sandboxes are gone: they belong to namespaces that end with this program. It serves three requests
+over a socket, one message each, with a socket for the answer:
 
-    {"do": "open", "id", "bytes"}                     a sized tmpfs for a sandbox
-    {"do": "spawn", "id", "argv", "groups", "rlimits", "uid"}   a process with the three streams passed along; its end is told on its socket
-    {"do": "remove", "id"}                            unmounts
+    {"do": "open", "id", "bytes", "uid"}                  mounts a sized tmpfs for a sandbox
+    {"do": "spawn", "argv", "group", "rlimits", "uid"}    starts a process with three streams sent
+                                                          along; its exit status is the answer
+    {"do": "remove", "id"}                                unmounts the tmpfs
 
-It runs with the standard library alone, in one thread, so that it may fork.
+It uses the standard library only and one thread, so that it may fork.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ import socket
 import sys
 
 BASE = "/dev/shm"
-"""Covered by an empty tmpfs, in this mount namespace only."""
+"""Holds the disks; an empty tmpfs covers it in this mount namespace."""
 NOSUID_NODEV = 2 | 4
 DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,34 +59,35 @@ def spawn(request: dict, streams: list[int]) -> int:
             os.dup2(stream, number)
         os.closerange(3, 65536)
         os.setsid()
-        for group in request["groups"]:
-            with open(f"{group}/cgroup.procs", "w") as procs:
+        if request["group"]:
+            with open(f"{request['group']}/cgroup.procs", "w") as procs:
                 procs.write("0")
-        for name, value in request["rlimits"].items():
+        for name, wanted in request["rlimits"].items():
             number = getattr(resource, name)
             hard = resource.getrlimit(number)[1]
-            value = value if hard == resource.RLIM_INFINITY else min(value, hard)  # raising one may be forbidden
-            resource.setrlimit(number, (value, value))
+            # raising a limit may be forbidden
+            limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(number, (limit, limit))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if request["uid"] != os.getuid():
             os.setgroups([])
             os.setresgid(*[request["uid"]] * 3)
             os.setresuid(*[request["uid"]] * 3)
         os.chdir("/")
-        os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin", **request["env"]})
-    except BaseException as error:
+        os.execve(request["argv"][0], request["argv"], {"PATH": "/usr/bin:/bin"})
+    except BaseException as error:  # a forked child must never return into the loop
         os.write(2, f"ludus: {error}\n".encode())
     os._exit(125)
 
 
-class Holder:
-    """One loop over three kinds of news: a request, a child nobody wants any more, an end (also an orphan's, which pid 1 has to bury)."""
+class Init:
+    """Serves requests, kills children whose caller is gone, reaps every ended process."""
 
     def __init__(self, requests: socket.socket, *, owner: int) -> None:
         self.requests, self.owner = requests, owner
         self.children: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {}
-        """Of the sockets in `children`."""
+        """By file descriptor of the sockets in `children`."""
         self.deaths, waker = os.pipe()
         os.set_blocking(waker, False)
         os.set_blocking(self.deaths, False)
@@ -96,14 +98,14 @@ class Holder:
             self.poll.register(fd, select.POLLIN)
 
     def serve(self) -> None:
-        """Until the owner is gone: its process (`owner` is a pidfd), or its end of the socket."""
+        """Runs until the owner ends (`owner` is its pidfd) or closes the socket."""
         while True:
             for fd, _ in self.poll.poll():
                 if fd == self.owner or (fd == self.requests.fileno() and not self.take()):
                     return
                 if fd == self.deaths:
                     os.read(self.deaths, 4096)
-                    self.bury()
+                    self.reap()
                 elif fd in self.pids:
                     self.poll.unregister(fd)
                     os.kill(self.pids.pop(fd), signal.SIGKILL)
@@ -120,7 +122,7 @@ class Holder:
                 (open_disk if request["do"] == "open" else remove_disk)(request)
                 answer.send(b"ok")
         except OSError as error:
-            _tell(answer, f"ludus: {error}")
+            _reply(answer, f"ludus: {error}")
         for fd in streams:
             os.close(fd)
         return True
@@ -130,7 +132,7 @@ class Holder:
         self.pids[answer.fileno()] = pid
         self.poll.register(answer.fileno(), select.POLLIN)
 
-    def bury(self) -> None:
+    def reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -143,12 +145,12 @@ class Holder:
                 continue  # an orphan
             if self.pids.pop(answer.fileno(), None) is not None:
                 self.poll.unregister(answer.fileno())
-            _tell(answer, str(os.waitstatus_to_exitcode(status)))
+            _reply(answer, str(os.waitstatus_to_exitcode(status)))
             answer.close()
 
 
-def _tell(answer: socket.socket, text: str) -> None:
-    with contextlib.suppress(OSError):  # the asker is gone
+def _reply(answer: socket.socket, text: str) -> None:
+    with contextlib.suppress(OSError):  # the caller is gone
         answer.send(text.encode())
 
 
@@ -156,7 +158,7 @@ def main() -> None:
     mount_tmpfs(BASE, "size=1m,mode=0755")
     requests = socket.socket(fileno=int(sys.argv[1]))
     requests.send(b"ready")
-    Holder(requests, owner=int(sys.argv[2])).serve()
+    Init(requests, owner=int(sys.argv[2])).serve()
 
 
 if __name__ == "__main__":

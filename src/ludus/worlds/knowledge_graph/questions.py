@@ -1,6 +1,6 @@
-"""Questions with the calls that answer them: our own about a society, and AgentBench's from its file.
+"""Questions with the calls that answer them: generated ones about a society, and AgentBench's.
 
-A call is [tool, arguments]; `#k` names what the k-th call that makes a variable made. Chains begin at a named entity.
+A call is [tool, arguments]; `#k` names the k-th variable made. Chains begin at a named entity.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import ConfigError
+from ludus.errors import ConfigError, border
 from ludus.worlds.knowledge_graph.graphs import Graph, SocietyGraph, chosen, largest
 from ludus.worlds.society import ATTRIBUTES, RELATIONS, society
 
@@ -142,11 +142,8 @@ def _way(hops: int, *, split: str, rng: random.Random) -> tuple[str, list[str]]:
 
 def read_items(path: Path) -> list[dict[str, Any]]:
     """AgentBench's std.json or dev.json."""
-    try:
-        items = json.loads(path.read_text(encoding="utf-8"))
-        return [_task(item) for item in items]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"items: {str(path)!r} cannot be read: {error!r}. Expected AgentBench's KG items") from error
+    with border(ConfigError, f"items: {str(path)!r} is not a file of AgentBench's knowledge-graph items"):
+        return [_task(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _task(item: dict[str, Any]) -> dict[str, Any]:

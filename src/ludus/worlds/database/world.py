@@ -1,8 +1,9 @@
 """Questions about a database, and changes to it, through SQL.
 
-Tables are the session's own: in this process with SQLite, or with `url` on a MariaDB, MySQL or PostgreSQL server. Committing ends the
-session: 1 for the right answer or, after a change, for tables that hold what they should; else 0. Tasks are generated; with `dbbench` the
-test split is AgentBench's file (and `dev` its dev.jsonl where a folder is named). What a commit was worth is not said.
+The tables are the session's own: in this process with SQLite, or with `url` on a MariaDB, MySQL or
+PostgreSQL server. Committing ends the session: 1 for the right answer or, after a change, for the
+right tables, else 0; the reply does not tell which. Tasks are generated; with `dbbench` the test
+split is AgentBench's file (and dev its dev.jsonl, if `dbbench` is a folder).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ludus.worlds.database import generated, grading
 from ludus.worlds.database.dbbench import read_dbbench
 from ludus.worlds.database.servers import open_server
 from ludus.worlds.database.store import MAX_QUERY_CHARS, QueryRefused, SqliteStore, Store, Table
-from ludus.worlds.drawing import SIZES, draw_split
+from ludus.worlds.drawing import draw_split
 
 _MAX_ANSWERS = 1_000
 
@@ -32,14 +33,15 @@ class Database:
     capabilities = ("tool use", "reasoning")
 
     def __init__(self, *, dbbench: str = "", url: str = "", max_turns: Annotated[int, Field(ge=2)] = 15) -> None:
-        """dbbench: AgentBench's standard.jsonl, or its folder, as test tasks; url: a server such as mysql://user:password@host:3306."""
+        """dbbench: AgentBench's standard.jsonl, or its folder, as test tasks; url: a server such as
+        mysql://user:password@host:3306."""
         self.dbbench, self.url, self.max_turns = dbbench, url, max_turns
         self._store: Store | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.dbbench and (file := self._file(split)):
             return read_dbbench(file)
-        return _drawn(split) if split in SIZES else []
+        return _drawn(split)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.looked = task, False
@@ -71,14 +73,14 @@ class Database:
         return Reply("committed", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """The gold SQL once, then the answer."""
+        """The gold SQL, then the answer."""
         if not self.looked:
             self.looked = True
             return ToolCall("execute_sql", {"query": self.task["sql"]})
         return ToolCall("commit_final_answer", {"answers": self.task["answers"]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Looks at a table, or commits a cell of one."""
+        """Reads a table, or commits one of its cells."""
         table = rng.choice(self.tables)
         if rng.random() < 0.5:
             return ToolCall("execute_sql", {"query": f'SELECT * FROM "{table.name}" LIMIT {rng.randint(1, 9)}'})
@@ -107,7 +109,7 @@ class Database:
         return grading.same_answers(answers, self.task["answers"])
 
     def _file(self, split: str) -> Path | None:
-        """Where the DBBench items of a split are, if they are anywhere."""
+        """The file with the DBBench items of a split, or None."""
         path = Path(self.dbbench).expanduser()
         if not path.is_dir():
             return path if split == "test" else None
@@ -117,5 +119,5 @@ class Database:
 
 @cache
 def _drawn(split: str) -> list[dict[str, Any]]:
-    """Drawn once for each process: every task is tried in a database, which takes a second for all of them."""
+    """Cached, because every task is tried in a database, which takes a second for all of them."""
     return draw_split(partial(generated.draw, split=split), split=split, seed="database", apart=None)

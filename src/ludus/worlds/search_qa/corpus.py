@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ludus.worlds.files import read_jsonl
 from ludus.worlds.retrieval import Index
@@ -45,18 +46,14 @@ class Corpus:
 @cache
 def corpus_of(path: str) -> Corpus:
     """The corpus in a JSONL file; without a path, that of all societies together."""
-    documents = (
-        _generated()
-        if not path
-        else read_jsonl(
-            Path(path).expanduser(),
-            lambda _, row: Document(str(row["title"]), str(row["text"])),
-            option="corpus",
-            expected="a JSON object with title and text",
-        )
-    )
-    held = tuple(documents)
-    return Corpus(held, Index((document.title, document.text) for document in held))
+    expected = "a JSON object with title and text"
+    found = read_jsonl(Path(path).expanduser(), _document, option="corpus", expected=expected) if path else _generated()
+    documents = tuple(found)
+    return Corpus(documents, Index((document.title, document.text) for document in documents))
+
+
+def _document(_: int, row: dict[str, Any]) -> Document:
+    return Document(str(row["title"]), str(row["text"]))
 
 
 def _generated() -> Iterator[Document]:

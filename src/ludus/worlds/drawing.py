@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 SIZES = {"train": 1000, "dev": 100, "test": 200}
@@ -47,14 +48,19 @@ def draw_tasks(
     return splits.get(split, [])
 
 
-def draw_split(draw: Draw, *, split: str, seed: str, apart: Callable[[Row], str] | None) -> list[Row]:
-    """Distinct tasks of `train`, `dev` or `test`, each drawn without the others.
+@cache
+def draw_split(draw: Callable[..., Row], *, split: str, seed: str, apart: str = "") -> list[Row]:
+    """Distinct tasks of one split from `draw(rng, split=split)`, without drawing the other splits.
 
-    apart: no value of it is in two splits; None if `draw` itself keeps the splits apart.
+    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` keeps splits apart.
     """
     rng = random.Random(f"{seed} {split}")
-    own = (lambda task: split_of(apart(task), seed=seed) == split) if apart else (lambda task: True)
-    return _distinct(draw, rng, count=SIZES.get(split, 0), new=own)
+    return _distinct(
+        partial(draw, split=split),
+        rng,
+        count=SIZES.get(split, 0),
+        new=lambda task: not apart or split_of(_key(task, apart), seed=seed) == split,
+    )
 
 
 def split_of(key: str, *, seed: str) -> str:

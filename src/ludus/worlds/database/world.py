@@ -9,7 +9,6 @@ split is AgentBench's file (and dev its dev.jsonl, if `dbbench` is a folder).
 from __future__ import annotations
 
 import random
-from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +40,7 @@ class Database:
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.dbbench and (file := self._file(split)):
             return read_dbbench(file)
-        return _drawn(split)
+        return draw_split(generated.draw, split=split, seed="database")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.looked = task, False
@@ -115,9 +114,3 @@ class Database:
             return path if split == "test" else None
         file = path / {"test": "standard.jsonl", "dev": "dev.jsonl"}.get(split, "")
         return file if split != "train" and (file.is_file() or split == "test") else None
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    """Cached, because every task is tried in a database, which takes a second for all of them."""
-    return draw_split(partial(generated.draw, split=split), split=split, seed="database", apart=None)

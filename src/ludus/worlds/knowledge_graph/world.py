@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -48,7 +48,7 @@ class KnowledgeGraph:
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.items and split == "test":
             return read_items(Path(self.items).expanduser())
-        return _drawn(split)
+        return draw_split(draw, split=split, seed="knowledge_graph")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.entities = task, task["entities"]
@@ -176,8 +176,3 @@ class KnowledgeGraph:
         self.variables.append(nodes)
         kind = self.graph.kind(nodes)
         return Reply(f"#{len(self.variables) - 1}" + (f": instances of {kind}" if kind else ""))
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    return draw_split(partial(draw, split=split), split=split, seed="knowledge_graph", apart=None)

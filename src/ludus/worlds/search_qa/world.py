@@ -11,7 +11,6 @@ import random
 import re
 import string
 from collections import Counter
-from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,7 +51,7 @@ class SearchQa:
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.questions:
             return read_questions(Path(self.questions).expanduser(), split)
-        return _drawn(split)
+        return draw_split(draw, split=split, seed="search_qa")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.library = corpus_of(self.corpus)
@@ -104,8 +103,3 @@ def f1(said: str, right: str) -> float:
     one, other = Counter(normal(said).split()), Counter(normal(right).split())
     common = (one & other).total()
     return 2 * common / (one.total() + other.total()) if common else 0.0
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    return draw_split(partial(draw, split=split), split=split, seed="search_qa", apart=None)

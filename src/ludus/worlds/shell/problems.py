@@ -1,11 +1,10 @@
-"""What a problem of the shell world is, and what its families draw from. Promise: all names are plain words, so no script needs quoting."""
+"""The problems of the shell world. Promise: all names are plain words, so no script needs quoting."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 _NAMES = (
     "anna bert carla dora emil fritz greta hugo ida jan karl lena max nora otto paula rolf sven tina uwe vera willi"
@@ -17,13 +16,13 @@ _WORDS = (
     "planet pocket quartz rabbit raven ribbon river saddle salmon silver spruce summit thunder tulip velvet violet walnut willow"
 )
 BASH = ("bash", "--norc", "--noprofile", "-c")
-"""What runs a script. Without --norc, bash reads .bashrc where its input is a socket, and the agent could have written one."""
+"""Runs a script. Without --norc, bash would read a .bashrc of the agent's if its input is a socket."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer`, or, where that is empty, by `check`: a script
-    that ends with 0. `gold` solves it; where an answer is wanted, it is what `gold` prints."""
+    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer` or, if that
+    is empty, by the exit code of the script `check`. `gold` solves it, or prints the answer."""
 
     family: str
     description: str
@@ -32,9 +31,6 @@ class Problem:
     start: str = ""
     answer: str = ""
     check: str = ""
-
-    def plain(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def words(rng: random.Random, count: int) -> list[str]:
@@ -46,7 +42,7 @@ def names(rng: random.Random, count: int) -> list[str]:
 
 
 def write(files: Mapping[str, str]) -> str:
-    """A script that writes these files, folders included."""
+    """A script that writes these files and their folders."""
     lines = []
     for path, text in files.items():
         folder, _, _ = path.rpartition("/")
@@ -56,7 +52,7 @@ def write(files: Mapping[str, str]) -> str:
 
 
 def same(files: Mapping[str, str]) -> str:
-    """A script that fails unless each of these files holds exactly this."""
+    """A script that fails unless each of these files has exactly this content."""
     lines = [
         f"cmp -s {path} - <<'END' || exit 1\n{text.rstrip()}\nEND"
         if text
@@ -67,6 +63,6 @@ def same(files: Mapping[str, str]) -> str:
 
 
 def only(folder: str, files: list[str]) -> str:
-    """A script that fails unless these, and no others, are the files below `folder`."""
+    """A script that fails unless these are all the files below `folder`."""
     listed = "\n".join(sorted(files))
     return f'[ "$(cd {folder} && find . -type f | sed "s|^./||" | LC_ALL=C sort)" = "{listed}" ] || exit 1'

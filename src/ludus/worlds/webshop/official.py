@@ -20,7 +20,7 @@ from typing import Any
 
 from ludus.errors import ConfigError, border
 from ludus.worlds.files import read_json
-from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product, make_catalogue
+from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product
 
 _PRICE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _NO_PRICE = 100.0
@@ -38,7 +38,7 @@ def read_catalogue(folder: Path) -> Catalogue:
         with border(ConfigError, f"products: number {number} in {str(folder)!r} is no WebShop product"):
             product = _product(item, notes.get(item["asin"], {}))
         products.setdefault(product.asin, product)
-    return make_catalogue(products.values(), _goals(products, notes=notes, human=human))
+    return Catalogue(products, tuple(_goals(products, notes=notes, human=human)))
 
 
 def _product(item: dict[str, Any], note: dict[str, Any]) -> Product:

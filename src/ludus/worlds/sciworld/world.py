@@ -1,9 +1,10 @@
-"""ScienceWorld: school experiments in a house of ten rooms, by typed commands. The simulator is the package's own, in a Java process.
+"""ScienceWorld: school experiments in a house of ten rooms, by typed commands.
 
-Promise: train, dev and test never share a variation of an experiment; each is a piece of the library's own split of the same name.
-A turn is one step of the simulator: the package's own step also lists all valid commands, which takes ten times as long and is not read.
-The score is paid as it grows, and the whole way is worth 1; what a task has from its start (one may stand in the right room) is not paid. A
-wrong decision (focus on the wrong thing) ends the session and takes it all back.
+The simulator is the package's own, in a Java process. Promise: train, dev and test share no
+variation of an experiment; each is part of the library's own split of the same name. A turn is one
+step of the simulator; the package's own `step` also lists all valid commands, which takes ten times
+as long. The score is paid as it grows, 1 in all, without what a task grants at its start (being in
+the right room). A wrong decision (focus on the wrong thing) ends the session and takes it all back.
 """
 
 from __future__ import annotations
@@ -32,17 +33,19 @@ VARIATIONS = {
     "inclined-plane-friction-unnamed-surfaces": 162,
     "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
 }  # fmt: skip
-"""Experiments, and how many variations the library has of each: known here, so that tasks can be listed without Java."""
+"""The library's number of variations by experiment, so that tasks can be listed without Java."""
 SHORT = (
     "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "find-living-thing",
     "find-non-living-thing", "find-plant", "find-animal", "chemistry-mix", "chemistry-mix-paint-secondary-color",
     "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived", "lifespan-shortest-lived",
     "lifespan-longest-lived-then-shortest-lived",
 )  # fmt: skip
-"""Those whose gold path takes 35 commands at most, and which start in a second. test-conductivity takes the simulator five to make."""
+"""Experiments whose gold path takes 35 commands at most, and which start within a second."""
 MAX_COMMAND_CHARS = 200
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]+")
+"""Commands are ASCII, and half a surrogate pair breaks the connection to Java."""
 _PATHS: dict[tuple[str, int], list[str]] = {}
-"""Gold paths of this process, by experiment and variation: to work one out takes most of a second."""
+"""Gold paths by experiment and variation; computing one takes most of a second."""
 _PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
 
 
@@ -56,7 +59,7 @@ class SciWorld:
     capabilities = ("planning", "reasoning", "memory")
 
     def __init__(self, *, experiments: tuple[str, ...] = SHORT, max_turns: Annotated[int, Field(ge=1)] = 40) -> None:
-        """experiments: by the library's names; the long ones (boil, grow-plant, ...) take up to a hundred turns and more."""
+        """experiments: by the library's names; long ones (boil, grow-plant, ...) take 100 turns or more."""
         for name in experiments:
             if name not in VARIATIONS:
                 raise ValueError(f"no experiment {name!r}.{nearest(name, VARIATIONS)} Known: {', '.join(VARIATIONS)}")
@@ -82,9 +85,7 @@ class SciWorld:
         return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
 
     def act(self, text: str) -> Reply:
-        command = re.sub(
-            r"[^\x20-\x7e]+", " ", text
-        ).strip()  # its commands are ASCII, and half a surrogate pair breaks the link
+        command = _NOT_ASCII.sub(" ", text).strip()
         if not command or len(command) > MAX_COMMAND_CHARS:
             return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
         simulator = self._running()
@@ -94,12 +95,11 @@ class SciWorld:
         self.earned = max(0.0, now - self.given) / (1 - self.given)
         done = bool(simulator.call("getCompleted")) or now < 0
         metrics = {"success": float(now >= 1 - 1e-6), "score": max(0.0, now)}
-        return Reply(
-            told, reward=self.earned - before, done=done, metrics=metrics, invalid=told.startswith("No known action")
-        )
+        unknown = told.startswith("No known action")
+        return Reply(told, reward=self.earned - before, done=done, metrics=metrics, invalid=unknown)
 
     def solve(self) -> str:
-        """The library's gold path, from where it was left; it knows nothing of mistakes."""
+        """The next command of the library's gold path, which does not correct mistakes."""
         known = self.task["experiment"], self.task["variation"]
         if self.plan is None:
             self.plan = _PATHS[known] if known in _PATHS else self._gold_path()
@@ -124,7 +124,7 @@ class SciWorld:
         return self.simulator
 
     def _gold_path(self) -> list[str]:
-        """Working it out takes the simulator through the experiment and back to its start, from where it is brought to where it was."""
+        """Computing it resets the experiment, so the session's commands are then replayed."""
         simulator = self._running()
         simulator.load(self.task["experiment"], self.task["variation"], gold=True)
         path = list(simulator.call("getGoldActionSequence"))
@@ -134,9 +134,7 @@ class SciWorld:
 
 
 def variations(experiment: str, *, split: str) -> range:
-    """The library's rule: half of them for training, a quarter for development, the rest for testing."""
-    total = VARIATIONS[experiment]
-    quarter = total // 4
-    return {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, total)}.get(
-        split, range(0)
-    )
+    """The library's rule: half of the variations for train, a quarter for dev, the rest for test."""
+    quarter, total = VARIATIONS[experiment] // 4, VARIATIONS[experiment]
+    bounds = {"train": (0, 2 * quarter), "dev": (2 * quarter, 3 * quarter), "test": (3 * quarter, total)}
+    return range(*bounds.get(split, (0, 0)))

@@ -104,10 +104,8 @@ class BabyAI:
         from minigrid.utils import baby_ai_bot
 
         make: Any = baby_ai_bot.BabyAIBot
-        for bot, last in (
-            (self.bot, move),
-            (None, None),
-        ):  # a bot may fail after moves that it did not choose: ask another
+        # a bot may fail after moves that it did not choose: then ask another
+        for bot, last in ((self.bot, move), (None, None)):
             try:
                 self.bot = bot or make(self.grid)
                 self.advice = int(self.bot.replan(last))

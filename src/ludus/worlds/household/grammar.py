@@ -1,12 +1,15 @@
-"""The language that ALFWorld's games say everything in. Promise: reads what textworld's own parser reads, and nothing in it is run as code.
+"""The language of ALFWorld's games.
 
-A document names actions, each with a template (the command) and a feedback (what is said when it was carried out), and rules:
+Promise: reads what textworld's own parser reads, and runs nothing in it as code. A document names
+actions, each with a template (the command) and a feedback (the reply), and rules:
 
-    "inventory.feedback": [{"condition": "holdsany(a:agent)", "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
+    "inventory.feedback": [{"condition": "holdsany(a:agent)",
+                            "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
                            {"rhs": "You are not carrying anything."}]
 
-In a sentence `#rule#` stands for a rule's own sentence, `{value}` for a value, `{value | query}` for one of each match of a query, and
-with brackets around it these are a list. Who tells it is telling.py.
+In a sentence `#rule#` stands for a rule's own sentence, `{value}` for a value, `{value | query}` for
+one value per match of a query, and with brackets around it for a list of them. telling.py fills
+sentences in.
 """
 
 from __future__ import annotations
@@ -27,9 +30,9 @@ _SYMBOL = re.compile(
 _PREDICATE = re.compile(r"(\w+)\(([^()]*)\)")
 
 Slot = tuple[str, str]
-"""Name and type of what a query looks for."""
+"""Name and type of a variable of a query."""
 Query = tuple[tuple[str, tuple[Slot, ...]], ...]
-"""Predicates, all of which must hold."""
+"""Predicates that must all hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """`what`, once for each match of `given`; and as a list where `listed`."""
+    """`what`, once for each match of `given`, as a list if `listed`."""
 
     what: Rule | ast.expr
     given: Query
@@ -56,7 +59,7 @@ class Grammar:
     templates: Mapping[str, Sentence]
     feedback: Mapping[str, Sentence]
     rules: Mapping[str, tuple[tuple[Query, Sentence], ...]]
-    """By name: alternatives, of which the first whose condition holds is taken."""
+    """Alternatives by name; the first whose condition holds is taken."""
 
 
 @lru_cache(maxsize=16)
@@ -82,7 +85,8 @@ def read_grammar(document: str) -> Grammar:
 
 
 def read_sentence(text: str) -> Sentence:
-    """As textworld reads it: without spaces before it, and up to a sign that makes no sense (ALFWorld's grammar has a bracket too many)."""
+    """Like textworld, skips leading spaces and stops at the first character that does not parse
+    (ALFWorld's grammar has a bracket too many)."""
     symbols: list[str | Rule | Each] = []
     at = len(text) - len(text.lstrip())
     while symbol := _SYMBOL.match(text, at):
@@ -100,7 +104,7 @@ def read_sentence(text: str) -> Sentence:
 
 
 def read_query(text: str) -> Query:
-    """`holds(a:agent, o:object) & sliceable(o:object)`; nothing at all always holds."""
+    """Reads `holds(a:agent, o:object) & sliceable(o:object)`; an empty query always holds."""
     return tuple((name, tuple(_slot(slot) for slot in slots.split(","))) for name, slots in _PREDICATE.findall(text))
 
 

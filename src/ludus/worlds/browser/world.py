@@ -53,7 +53,6 @@ class Browser:
                 expected = "expected the beginning of a URL with its host, e.g. 'http://127.0.0.1:8000/'"
                 raise ValueError(f"allow has {start!r}; {expected}")
         self.levels, self.allow = levels, allow
-        self.chromium: Chromium | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         seeds = _SEEDS.get(split, range(0))
@@ -61,7 +60,7 @@ class Browser:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.level, self.done = task["level"], 0
-        self.chromium = self.chromium or _POOL.take()
+        self.chromium = _POOL.take()
         self.chromium.visit(f"{SITE}miniwob/{self.level}.html", answer=self._answer)
         self.chromium.evaluate(_BEGIN % f"{self.level} {task['seed']}")
         self.asked: str = self.chromium.evaluate("core.getUtterance()")
@@ -101,7 +100,7 @@ class Browser:
         """
         down = direction == "down"
         if element == 0:
-            page.scroll(self._running(), None, down=down)
+            page.scroll(self.chromium, None, down=down)
             return self._seen()
         return self._act(element, lambda chromium, found: page.scroll(chromium, found, down=down))
 
@@ -114,15 +113,16 @@ class Browser:
         return rng.choice([ToolCall("click", {"element": element}), ToolCall("type_text", typed)])
 
     def close(self) -> None:
-        chromium, self.chromium = self.chromium, None
-        if chromium is not None:
+        if hasattr(self, "chromium"):
+            chromium = self.chromium
+            del self.chromium
             _POOL.give_back(chromium)
 
     def _act(self, number: int, do: Callable[[Chromium, page.Element], None]) -> Reply:
         if not 1 <= number <= len(self.elements):
             return Reply(f"there is no element {number}; they go from 1 to {len(self.elements)}", invalid=True)
         try:
-            do(self._running(), self.elements[number - 1])
+            do(self.chromium, self.elements[number - 1])
         except page.NotThere as error:
             return Reply(f"{error}\n{self._look()}", invalid=True)
         except LookupError as error:
@@ -131,14 +131,14 @@ class Browser:
         return self._seen()
 
     def _seen(self) -> Reply:
-        over, reward = self._running().evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
+        over, reward = self.chromium.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
         if over:
             text, won = ("right", 1.0) if reward >= 1 else ("wrong", 0.0)
             return Reply(text, reward=max(0.0, float(reward)), done=True, metrics={"success": won})
         return Reply(self._look())
 
     def _look(self) -> str:
-        self.elements = page.read(self._running())
+        self.elements = page.read(self.chromium)
         return page.show(self.elements)
 
     def _answer(self, url: str) -> Path | bool:
@@ -147,10 +147,6 @@ class Browser:
             path = (pages() / url.removeprefix(SITE).partition("?")[0].partition("#")[0]).resolve()
             return path if path.is_relative_to(pages()) else False
         return url.startswith(self.allow) if self.allow else False
-
-    def _running(self) -> Chromium:
-        assert self.chromium is not None
-        return self.chromium
 
 
 @cache

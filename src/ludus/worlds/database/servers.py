@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.worlds.database.store import TOO_LONG, QueryRefused, Store, Table, one_line, quoted, shown, written
+from ludus.worlds.database.store import TOO_LONG, QueryRefused, Table, one_line, quoted, shown, written
 
 QUERY_S = 5.0
 _LOST = {1053, 1927, 2003, 2006, 2013, 2055}
@@ -32,7 +32,7 @@ _swept: set[str] = set()
 """Servers on which this process has dropped what killed processes left; once is enough."""
 
 
-def open_server(url: str, tables: Sequence[Table]) -> Store:
+def open_server(url: str, tables: Sequence[Table]) -> MariaStore | PostgresStore:
     scheme = urlsplit(url).scheme
     if scheme in ("mysql", "mariadb"):
         return MariaStore(url, tables)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 MAX_QUERY_CHARS = 20_000
 MAX_OUTPUT_CHARS = 800
@@ -55,18 +55,6 @@ class QueryRefused(Exception):
     """The database refused a query; the message, one line, is shown to the model."""
 
 
-class Store(Protocol):
-    def execute(self, query: str) -> str:
-        """The text that the model is shown; raises QueryRefused."""
-        ...
-
-    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
-        """All rows of a table; None if it does not exist any more."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class SqliteStore:
     def __init__(self, tables: Sequence[Table]) -> None:
         # calls come from different threads, but one at a time
@@ -83,6 +71,7 @@ class SqliteStore:
         self._spent = 0
 
     def execute(self, query: str) -> str:
+        """The text that the model is shown; raises QueryRefused."""
         self._spent = 0
         try:
             cursor = self._connection.execute(query)
@@ -101,6 +90,7 @@ class SqliteStore:
         return self._connection.execute(sql).fetchall()
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        """All rows of a table; None if it does not exist any more."""
         self._spent = 0
         try:
             return self._connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()

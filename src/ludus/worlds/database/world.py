@@ -19,7 +19,7 @@ from ludus.types import ToolCall
 from ludus.worlds.database import generated, grading
 from ludus.worlds.database.dbbench import read_dbbench
 from ludus.worlds.database.servers import open_server
-from ludus.worlds.database.store import MAX_QUERY_CHARS, QueryRefused, SqliteStore, Store, Table
+from ludus.worlds.database.store import MAX_QUERY_CHARS, QueryRefused, SqliteStore, Table
 from ludus.worlds.drawing import draw_split
 
 _MAX_ANSWERS = 1_000
@@ -35,7 +35,6 @@ class Database:
         """dbbench: AgentBench's standard.jsonl, or its folder, as test tasks; url: a server such as
         mysql://user:password@host:3306."""
         self.dbbench, self.url, self.max_turns = dbbench, url, max_turns
-        self._store: Store | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.dbbench and (file := self._file(split)):
@@ -45,7 +44,7 @@ class Database:
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.looked = task, False
         self.tables = tuple(Table.read(table) for table in task["tables"])
-        self._store = open_server(self.url, self.tables) if self.url else SqliteStore(self.tables)
+        self.store = open_server(self.url, self.tables) if self.url else SqliteStore(self.tables)
         question: str = task["question"]
         return question
 
@@ -58,7 +57,7 @@ class Database:
         if len(query) > MAX_QUERY_CHARS:
             return Reply(f"error: the query has {len(query)} characters; at most {MAX_QUERY_CHARS}", invalid=True)
         try:
-            return Reply(self._opened.execute(query))
+            return Reply(self.store.execute(query))
         except QueryRefused as refusal:
             return Reply(f"error: {refusal}", invalid=True)
 
@@ -87,23 +86,17 @@ class Database:
         return ToolCall("commit_final_answer", {"answers": [rng.choice(cells)]})
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    @property
-    def _opened(self) -> Store:
-        assert self._store is not None
-        return self._store
+        if hasattr(self, "store"):
+            self.store.close()
 
     def _right(self, answers: list[str]) -> bool:
         if "hash" in self.task:
-            found = [self._opened.rows(table.name) for table in self.tables]
+            found = [self.store.rows(table.name) for table in self.tables]
             hashes = sorted(grading.table_hash(rows) for rows in found if rows is not None)
             return len(hashes) == len(found) and "_".join(hashes) == self.task["hash"]
         if self.task["category"] in generated.WRITES:
             wanted = generated.after(self.tables, self.task["sql"])
-            now = [self._opened.rows(table.name) for table in self.tables]
+            now = [self.store.rows(table.name) for table in self.tables]
             return all(grading.same_rows(rows, gold) for rows, gold in zip(now, wanted, strict=True))
         return grading.same_answers(answers, self.task["answers"])
 

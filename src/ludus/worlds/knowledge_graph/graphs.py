@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
@@ -32,23 +32,9 @@ class TooMany(Exception):
     """More nodes than a variable may hold."""
 
 
-class Graph(Protocol):
-    def kind(self, nodes: Nodes) -> str:
-        """The type of the nodes in a word or two; empty if it is not known."""
-        ...
-
-    def relations(self, nodes: Nodes) -> Nodes: ...
-
-    def attributes(self, nodes: Nodes) -> Nodes: ...
-
-    def neighbours(self, nodes: Nodes, relation: str) -> Nodes: ...
-
-    def values(self, nodes: Nodes, attribute: str) -> dict[str, list[str]]:
-        """The values of each node that has the attribute."""
-        ...
-
-
 class SocietyGraph:
+    """A graph in this process. `kind` is the nodes' type; `values` has the nodes with the attribute."""
+
     def __init__(self, society: Society) -> None:
         self._society = society
 
@@ -118,9 +104,10 @@ class SparqlGraph:
             answer.raise_for_status()
             return [_plain(row) for row in answer.json()["results"]["bindings"]]
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentFailed(
-                f"knowledge_graph: the SPARQL endpoint {self._url} gave no answer: {error!r}"
-            ) from error
+            raise EnvironmentFailed(f"knowledge_graph: the endpoint {self._url} gave no answer: {error!r}") from error
+
+
+Graph = SocietyGraph | SparqlGraph
 
 
 def largest(values: dict[str, list[str]], *, sign: int) -> Nodes:

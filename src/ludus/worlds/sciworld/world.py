@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.errors import nearest
-from ludus.worlds.sciworld.simulator import POOL, Simulator
+from ludus.worlds.sciworld.simulator import POOL
 
 VARIATIONS = {
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -64,7 +64,6 @@ class SciWorld:
             if name not in VARIATIONS:
                 raise ValueError(f"no experiment {name!r}.{nearest(name, VARIATIONS)} Known: {', '.join(VARIATIONS)}")
         self.experiments, self.max_turns = experiments, max_turns
-        self.simulator: Simulator | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         return [
@@ -77,7 +76,7 @@ class SciWorld:
         self.task, self.earned = task, 0.0
         self.said: list[str] = []
         self.plan: list[str] | None = None
-        self.simulator = self.simulator or POOL.take()
+        self.simulator = POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
         first = self.simulator.call("step", "look around")
@@ -88,12 +87,11 @@ class SciWorld:
         command = _NOT_ASCII.sub(" ", text).strip()
         if not command or len(command) > MAX_COMMAND_CHARS:
             return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
-        simulator = self._running()
         self.said.append(command)
-        told = simulator.call("step", command)
-        before, now = self.earned, float(simulator.call("getScore"))
+        told = self.simulator.call("step", command)
+        before, now = self.earned, float(self.simulator.call("getScore"))
         self.earned = max(0.0, now - self.given) / (1 - self.given)
-        done = bool(simulator.call("getCompleted")) or now < 0
+        done = bool(self.simulator.call("getCompleted")) or now < 0
         metrics = {"success": float(now >= 1 - 1e-6), "score": max(0.0, now)}
         unknown = told.startswith("No known action")
         return Reply(told, reward=self.earned - before, done=done, metrics=metrics, invalid=unknown)
@@ -110,26 +108,22 @@ class SciWorld:
         return self.plan[min(followed, len(self.plan) - 1)]
 
     def random_action(self, rng: random.Random) -> str:
-        template = rng.choice(sorted(self._running().call("getPossibleActions")))
-        things = sorted(self._running().call("getPossibleObjects"))
+        template = rng.choice(sorted(self.simulator.call("getPossibleActions")))
+        things = sorted(self.simulator.call("getPossibleObjects"))
         return re.sub(r"\b(OBJ|LOC)\b", lambda _: rng.choice(things), template)
 
     def close(self) -> None:
-        simulator, self.simulator = self.simulator, None
-        if simulator is not None:
+        if hasattr(self, "simulator"):
+            simulator = self.simulator
+            del self.simulator
             POOL.give_back(simulator)
-
-    def _running(self) -> Simulator:
-        assert self.simulator is not None
-        return self.simulator
 
     def _gold_path(self) -> list[str]:
         """Computing it resets the experiment, so the session's commands are then replayed."""
-        simulator = self._running()
-        simulator.load(self.task["experiment"], self.task["variation"], gold=True)
-        path = list(simulator.call("getGoldActionSequence"))
+        self.simulator.load(self.task["experiment"], self.task["variation"], gold=True)
+        path = list(self.simulator.call("getGoldActionSequence"))
         for command in ["look around", *self.said]:
-            simulator.call("step", command)
+            self.simulator.call("step", command)
         return path
 
 

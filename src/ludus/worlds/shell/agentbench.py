@@ -68,11 +68,10 @@ def is_right(evaluation: Mapping[str, Any], *, answer: str, sandbox: Sandbox) ->
 
 
 def _matches(match: Mapping[str, Any], answer: str) -> bool:
-    said = answer.strip() if match.get("strip", True) else answer
+    strip = str.strip if match.get("strip", True) else str
     if "regex" in match:
-        return re.match(match["regex"], said) is not None
-    wanted = str(match["answer"])
-    return said == (wanted.strip() if match.get("strip", True) else wanted)
+        return re.match(match["regex"], strip(answer)) is not None
+    return strip(answer) == strip(str(match["answer"]))
 
 
 def _files(root: Path, *, split: str) -> list[Path]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 _NAMES = (
     "anna bert carla dora emil fritz greta hugo ida jan karl lena max nora otto paula rolf sven tina uwe vera willi"
@@ -31,6 +32,9 @@ class Problem:
     start: str = ""
     answer: str = ""
     check: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def words(rng: random.Random, count: int) -> list[str]:

@@ -8,7 +8,6 @@ its own, which nothing that the agent started can see or touch.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -46,7 +45,7 @@ class Shell:
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.items:
             return agentbench.load(self.items, split=split)
-        return draw_tasks(_draw, split=split, seed="shell", num_dev=NUM_DEV)
+        return draw_tasks(lambda rng: rng.choice(PROBLEMS)(rng).plain(), split=split, seed="shell", num_dev=NUM_DEV)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.solved, self.seen = task, False, ""
@@ -122,10 +121,6 @@ class Shell:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             ended = f"the {what} script ended with {done.exit_code} and said {said[:200]!r}"
             raise EnvironmentFailed(f"{ended}; it may need another sandbox or more rights")
-
-
-def _draw(rng: random.Random) -> dict[str, Any]:
-    return asdict(rng.choice(PROBLEMS)(rng))
 
 
 def shown(done: Finished, *, limit_s: float) -> str:

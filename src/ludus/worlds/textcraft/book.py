@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,6 @@ class Book:
 
     recipes: Mapping[str, tuple[Recipe, ...]]
     groups: Mapping[str, tuple[str, ...]]
-    _depths: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def items(self) -> tuple[str, ...]:
@@ -50,11 +49,14 @@ class Book:
     def all(self) -> tuple[Recipe, ...]:
         return tuple(recipe for name in sorted(self.recipes) for recipe in self.recipes[name])
 
+    @cache  # noqa: B019 - books live as long as the process
     def depth(self, name: str) -> int:
         """0 for a material; else one more than the deepest ingredient of the first recipe."""
-        if name not in self._depths:
-            self._depths[name] = self._depth(name)
-        return self._depths[name]
+        if name in self.groups:
+            return min(self.depth(item) for item in self.groups[name])
+        if name not in self.recipes:
+            return 0
+        return 1 + max(self.depth(need) for need, _ in self.recipes[name][0].needs)
 
     def member(self, group: str, *, have: Mapping[str, int] | None = None) -> str:
         """The member that is in stock, else the one of the least depth."""
@@ -75,13 +77,6 @@ class Book:
             if count:
                 return False
         return not any(left.values())
-
-    def _depth(self, name: str) -> int:
-        if name in self.groups:
-            return min(self.depth(item) for item in self.groups[name])
-        if name not in self.recipes:
-            return 0
-        return 1 + max(self.depth(need) for need, _ in self.recipes[name][0].needs)
 
 
 def make_book(recipes: Iterable[Recipe], groups: Mapping[str, tuple[str, ...]]) -> Book:

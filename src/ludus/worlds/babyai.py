@@ -1,8 +1,8 @@
 """BabyAI: a mission in a grid of rooms, told in words.
 
 Levels, rules and solver are minigrid's own. Promise: the actions offered come from the table that
-carries them out, so every one works. The reward is paid once, when the mission is done, and then the
-session is over. The metric `pace` is minigrid's own reward: from 1, at once, to 0.1 in the last move.
+carries them out, so every one works. The mission pays 1, once, and ends the session. The metric
+`pace` is minigrid's own reward: from 1, at once, down to 0.1 in the last move allowed.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class BabyAI:
         return f"you see: {seen}. {self._wall()}. you carry: {carrying}.\nactions: {', '.join(self.actions)}"
 
     def _see(self) -> None:
-        """Records the cells in view and names the things there: `red ball 1` is the nearest red ball."""
+        """Records the cells in view and names the things: `red ball 1` is the nearest red ball."""
         view, visible = self.grid.gen_obs_grid()
         found = []
         for i in range(view.width):

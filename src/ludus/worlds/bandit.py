@@ -1,9 +1,8 @@
 """A contextual bandit: every arm shows a sign, and an arm's sign decides how often it pays.
 
-What a sign is worth is never shown. The task assigns signs to arms, and so fixes every arm's mean;
-the session's own noise decides only whether a pull pays. So attempts at one task differ in luck
-alone, and the expected reward of every arm is known (`means`), which gives gradients in closed form.
-A pull that pays gives 1 / pulls. A session is a success if its last pull was at the best arm.
+What a sign is worth is never shown. The task assigns signs to arms, and so fixes every arm's mean
+(`means`), which gives gradients in closed form; attempts at one task differ in luck alone. A pull
+that pays gives 1 / pulls. A session is a success if its last pull was at the best arm.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""A corridor with a treasure at its far end, and close behind the start a coin of little worth that ends the session too.
+"""A corridor with a treasure at its far end, and close behind the start a coin, which is worth
+little and ends the session too.
 
 In every cell hangs a sign that means left or right; one leads a cell forward, the other a cell
 back. What a sign means is never shown, and each quarter of the corridor has its own signs, so the
 far quarters can be learnt only by those who get there. To a player who does not know the signs,
-going back looks better: the coin is near and the treasure is not. The metrics are `position`,
-counted from the coin, and `distinct_states`, the cells seen in the session.
+going back looks better: the coin is near. The metrics are `position`, counted from the coin, and
+`distinct_states`, the cells seen in the session.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ class Corridor:
         coin: Annotated[float, Field(ge=0, lt=1)] = 0.2,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """length: cells from coin to treasure; start: cells from coin to start; coin: its reward (the
-        treasure pays 1); max_turns: 0 means two for each cell from start to treasure."""
+        """length: cells from coin to treasure; start: cells from coin to start; coin: its reward;
+        max_turns: 0 means two for each cell from start to treasure."""
         if start >= length:
             raise ValueError(f"start is {start}, not before the treasure at length {length}")
         self.length, self.start, self.coin = length, start, coin

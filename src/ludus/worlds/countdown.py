@@ -43,8 +43,7 @@ class Countdown:
         target: Annotated[int, Field(ge=10, le=1000)] = 50,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: how many; largest: of the numbers; target: the largest; max_turns: 0 means one for
-        each number."""
+        """largest: of the numbers; target: the largest; max_turns: 0 means one for each number."""
         if 0 < max_turns < numbers - 1:
             raise ValueError(f"max_turns is {max_turns}; {numbers} numbers take {numbers - 1} operations")
         self.numbers, self.largest, self.highest = numbers, largest, target

@@ -25,7 +25,7 @@ Draw = Callable[[random.Random], Row]
 def draw_tasks(
     draw: Draw, *, split: str, seed: str, apart: str = "", num_dev: int = 0, spare: Draw | None = None
 ) -> list[Row]:
-    """Distinct tasks of one split. If `draw` cannot give enough, a fifth of its tasks are for testing.
+    """Distinct tasks of one split. If `draw` gives too few, a fifth of them are for testing.
 
     apart: a key of the tasks; no value of it is in two splits. num_dev: dev tasks taken before
     train; if 0, dev gets what train and test leave, and then what `spare` draws: neighbours of the

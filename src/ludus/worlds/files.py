@@ -1,4 +1,4 @@
-"""Files that a user names in an option. Promise: an error names the option, the file and the line."""
+"""Files that options name. Promise: an error names the option, the file and the line."""
 
 from __future__ import annotations
 

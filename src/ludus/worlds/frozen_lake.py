@@ -40,7 +40,7 @@ class FrozenLake:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """slippery: chance to slide sideways; hints: show the distance to the goal in each direction;
+        """slippery: chance to slide sideways; hints: show the distance to the goal each way;
         max_turns: 0 means three for each row but one."""
         if holes > (size - 1) ** 2:
             raise ValueError(f"holes is {holes}; a lake of size {size} has room for {(size - 1) ** 2}")
@@ -114,7 +114,7 @@ def distances(rows: list[str]) -> dict[Cell, int]:
 
 @lru_cache(maxsize=4096)
 def chances(rows: tuple[str, ...], *, slippery: float, max_turns: int) -> list[dict[Cell, float]]:
-    """Success probability of the optimal policy, by turns left and cell, discounted by _HURRY a turn."""
+    """The best success probability by turns left and cell, discounted by _HURRY a turn."""
     cells = [(row, column) for row in range(len(rows)) for column in range(len(rows))]
     by_turns = [{cell: float(rows[cell[0]][cell[1]] == "G") for cell in cells}]
     for _ in range(max_turns):

@@ -30,8 +30,8 @@ class Guess:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: most candidates at the start; largest: number in any task; hints: list the
-        candidates, not only the first and the last; max_turns: 0 means as many as bisection needs."""
+        """numbers: most candidates at the start; largest: number in any task; hints: list all
+        candidates, not only the ends; max_turns: 0 means as many as bisection needs."""
         if largest < numbers:
             raise ValueError(f"largest is {largest}, below numbers {numbers}")
         self.numbers, self.largest, self.hints = numbers, largest, hints

@@ -1,9 +1,9 @@
-"""A key-value store that must be brought into a required state through several tools, then committed.
+"""A key-value store that must be brought into a required state through several tools, then
+committed.
 
 With `hints` every reply lists what still has to change (`left c=7, e to d, f none`: set c, rename
 e, delete f); without, the store must be read with `show` and compared. Committing ends the session:
-1 if the store is exactly right, else 0. An explicit commit teaches to check before finishing, and
-makes blind trial worthless.
+1 if the store is exactly right, else 0. So checking pays, and blind trial does not.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class KvStore:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """keys: at the start; changes: to be made; hints: list what still differs; max_turns: 0 means
-        two for each change and one to commit."""
+        """keys: at the start; changes: to be made; hints: list what still differs; max_turns:
+        0 means two for each change and one to commit."""
         if changes > keys:
             raise ValueError(f"changes is {changes}, above keys {keys}; every change concerns a key of its own")
         self.keys, self.changes, self.hints = keys, changes, hints
@@ -82,7 +82,7 @@ class KvStore:
         return Reply("right" if right else "wrong", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """The last change listed: it stands nearest to the answer, where a tiny model looks first."""
+        """The last change listed, nearest to the answer, where a tiny model looks first."""
         left = plan(self.store, self.wanted)
         return left[-1] if left else ToolCall("commit", {})
 

@@ -37,8 +37,8 @@ class Maze:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """size: rooms each way; view: how much of the maze is shown; hints: show the distance to the
-        goal in each direction; max_turns: 0 means one for each room and one more for each row."""
+        """size: rooms each way; view: how much is shown; hints: show the distance to the goal each
+        way; max_turns: 0 means one for each room and one more for each row."""
         self.size, self.view, self.hints = size, view, hints
         self.max_turns = max_turns or size * (size + 1)
 

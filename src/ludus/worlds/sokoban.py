@@ -62,8 +62,8 @@ class Sokoban:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """size: cells each way; pulls: of each box away from its goal; walls: inside; hints: show what
-        each move leads to (one box only); max_turns: 0 means four for each pull."""
+        """size: cells each way; pulls: of each box away from its goal; hints: show what each move
+        leads to (one box only); max_turns: 0 means four for each pull."""
         if walls > size * size // 4:
             raise ValueError(f"walls is {walls}; a level of size {size} has room for {size * size // 4}")
         if hints and boxes > 1:
@@ -160,7 +160,7 @@ def pulled(level: Level, state: State | None) -> list[tuple[State, int]]:
 
 @lru_cache(maxsize=65536)
 def solution(level: Level, state: State) -> tuple[str, ...] | None:
-    """The shortest solution by A*, or None. The heuristic is the pushes that each box alone needs."""
+    """The shortest solution by A*, or None. Heuristic: the pushes that each box alone needs."""
     order, moves = count(), {state: 0}
     frontier = [(_least(level, state.boxes), next(order), state)]
     came: dict[State, tuple[State, str] | None] = {state: None}
@@ -198,7 +198,7 @@ def draw(level: Level, state: State) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def _pushes(level: Level) -> list[dict[Cell, int]]:
-    """For each goal, the pushes that a box alone needs from each cell from which it can get there."""
+    """For each goal, the pushes that a box alone needs from each cell, if it can get there."""
 
     def can_be_pulled(box: Cell, move: str) -> bool:
         return beside(box, move) in level.floor and beside(box, move, times=2) in level.floor

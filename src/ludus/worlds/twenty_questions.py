@@ -46,7 +46,7 @@ class TwentyQuestions:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """things: to choose from; attributes: of each, out of colour, size, shape and weight; hints:
+        """things: to choose from; attributes: colour, size, shape, weight, so many of them; hints:
         list what is left; max_turns: 0 means what halving needs, one to answer, and one spare."""
         self.attributes = list(ATTRIBUTES)[:attributes]
         self.kinds = [list(values) for values in itertools.product(*(ATTRIBUTES[name] for name in self.attributes))]

@@ -1,8 +1,9 @@
-"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from the first guess to the last.
+"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from
+the first guess to the last.
 
 A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it) and, with
-`hints`, with the words still possible. Splits are disjoint by secret. Guessing the word that divides
-best wins every task within `max_turns`.
+`hints`, with the words still possible. Splits are disjoint by secret. Guessing the word that
+divides best wins every task within `max_turns`.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Wordle:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=2)] = 3,
     ) -> None:
-        """words: listed in a task; hints: list the words left after each guess; max_turns: guesses."""
+        """words: listed in a task; hints: list the words left; max_turns: guesses."""
         self.num_words, self.hints, self.max_turns = words, hints, max_turns
 
     def tasks(self, split: str) -> list[dict[str, Any]]:

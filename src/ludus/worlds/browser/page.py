@@ -90,7 +90,7 @@ def scroll(chromium: Chromium, element: Element | None, *, down: bool) -> None:
 
 
 def _walk(node: dict[str, Any], nodes: dict[str, Any], found: list[Element], *, said: str) -> None:
-    """Collects elements in the order of the page. Text inside a button or a field is not repeated."""
+    """Collects elements in page order. Text inside a button or a field is not repeated."""
     role = node.get("role", {}).get("value", "")
     is_text = role == "StaticText"
     name = str(node.get("name", {}).get("value", "")).strip()[:MAX_NAME_CHARS]

@@ -1,9 +1,9 @@
 """MiniWoB++ in a real headless Chromium: small pages with one thing to do on each.
 
 The page is shown as its accessibility tree, one numbered line for each element. Promise: only the
-package's own pages are fetched, and what `allow` names; the browser's own interception refuses
-everything else. A browser that dies fails its session and is replaced. The reward is the page's own,
-1 or 0 if the page gives -1, without its discount for time, which would depend on the model's speed.
+package's own pages are fetched, and what `allow` names. A browser that dies fails its session and
+is replaced. The reward is the page's own (1, or 0 if the page gives -1) without its discount for
+time, which would depend on the model's speed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ class Browser:
     max_turns = 12
 
     def __init__(self, *, levels: tuple[str, ...] = tuple(LEVELS), allow: tuple[str, ...] = ()) -> None:
-        """levels: of MiniWoB++, by the names of their pages; allow: prefixes of URLs that pages may also
-        fetch, e.g. "http://127.0.0.1:8000/"."""
+        """levels: of MiniWoB++, by page name; allow: prefixes of URLs that pages may also fetch."""
         for level in levels:
             if level not in LEVELS:
                 raise ValueError(f"no level {level!r}.{nearest(level, LEVELS)} Known: {', '.join(LEVELS)}")

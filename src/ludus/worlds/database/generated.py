@@ -1,4 +1,4 @@
-"""Generated tasks: two related tables of one of ten subjects, and a question or change from a template.
+"""Generated tasks: two related tables of one of ten subjects, and a templated question or change.
 
 Promise: the answer comes from running the gold SQL, so question and answer agree; no answer is
 empty, tied or nothing, and every change changes something.

@@ -273,7 +273,7 @@ def _imported(module: str) -> Any:
 
 
 def _address(url: str) -> dict[str, Any]:
-    """PyMySQL's arguments, from mysql://user:password@host:port or mysql://user@/?unix_socket=PATH."""
+    """PyMySQL's arguments, from mysql://user:password@host:port or ...?unix_socket=PATH."""
     parts = urlsplit(url)
     found = {
         "host": parts.hostname,

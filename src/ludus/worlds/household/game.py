@@ -23,7 +23,7 @@ _INTRO = read_sentence("#intro#")
 
 
 class Libraries:
-    """Copies of the planner's library that no game uses. Each is 33 MB and can never be unloaded."""
+    """Free copies of the planner's library. Each is 33 MB and can never be unloaded."""
 
     def __init__(self) -> None:
         self._free: list[Any] = []
@@ -123,7 +123,7 @@ class Game:
 
 
 def things_of(rules: Translation) -> dict[str, Thing]:
-    """Things by id, named `cabinet 3` in place of an id with coordinates, numbered as alfworld does."""
+    """Things by id, named and numbered as alfworld does: `cabinet 3`."""
     ids = sorted({each for fact in rules.facts for each in fact[1:]})
     left = Counter(_class_of(each) for each in ids if "_bar_" in each)
     things = {}

@@ -7,9 +7,9 @@ actions, each with a template (the command) and a feedback (the reply), and rule
                             "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
                            {"rhs": "You are not carrying anything."}]
 
-In a sentence `#rule#` stands for a rule's own sentence, `{value}` for a value, `{value | query}` for
-one value per match of a query, and with brackets around it for a list of them. telling.py fills
-sentences in.
+In a sentence `#rule#` stands for a rule's sentence, `{value}` for a value, `{value | query}` for
+one value per match of a query, and `[{value | query}]` for a list of them. telling.py fills them
+in.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def grammar() -> str:
 
 @cache
 def floor_plan(number: int) -> tuple[tuple[str, ...], dict[str, list[float]]]:
-    """Classes of the things in a room, and the place (x, y, turn, tilt) from which to use a receptacle."""
+    """Classes of the things in a room, and the place (x, y, turn, tilt) of each receptacle."""
     layouts = folder() / "gen" / "layouts"
     classes = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
     places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())

@@ -34,7 +34,7 @@ _ACTION = {
 _GROUPS = ("Cleanable", "Heatable", "Coolable", "Sliceable")
 _LAMPS = ("DeskLamp", "FloorLamp")
 _MAX_ALIKE = 3
-"""Receptacles of a class. With a kitchen's thirty cabinets the planner would search for a minute."""
+"""Receptacles of a class. Thirty kitchen cabinets would take the planner a minute."""
 _MAX_OTHERS = 12
 _TRIES = 500
 _ESCAPED = {"-": "_minus_", "|": "_bar_", "+": "_plus_", ".": "_dot_", ",": "_comma_"}

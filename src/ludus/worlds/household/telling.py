@@ -44,7 +44,7 @@ class Teller:
         return "".join(part for symbol in sentence for part in self._parts(symbol, bound))
 
     def matches(self, query: Query, bound: Bound) -> Iterator[Bound]:
-        """Every way to fill the query's open slots with distinct things, in the order of their ids."""
+        """Every way to fill the query's open slots with distinct things, sorted by id."""
         if not query:
             yield bound
             return

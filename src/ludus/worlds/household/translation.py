@@ -26,7 +26,7 @@ from ludus.errors import EnvironmentFailed
 from ludus.sandboxes.lease import state_folder
 
 _TRANSLATING = threading.Lock()
-"""The package's translator has global options, and replaces sys.argv and sys.stdout while it runs."""
+"""The translator has global options, and replaces sys.argv and sys.stdout while it runs."""
 _FORM = 1
 """Version of the files' format: increase it when `translate` writes something else."""
 _HELD = 128
@@ -35,9 +35,9 @@ _HELD = 128
 
 @dataclass(frozen=True)
 class Translation:
-    """sas: operators and first state; types: by thing; above: supertypes by type; parameters: names and
-    types by action, in the order of an operator's arguments; changing: predicates that some action
-    changes; facts: initially true, each a predicate and its arguments."""
+    """`sas` has the operators and the first state, `above` the supertypes of a type, `parameters`
+    the names and types of an action's arguments, `changing` the predicates that some action
+    changes, and `facts` what is true at first."""
 
     sas: str
     types: dict[str, str]

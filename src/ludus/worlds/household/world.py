@@ -68,7 +68,7 @@ class Household:
         return Reply(f"{told.strip()}\n{self._commands()}")
 
     def solve(self) -> ToolCall:
-        """The game's planner. Planning takes about a second, so a plan is followed while it holds."""
+        """The game's planner. It takes about a second, so a plan is followed while it holds."""
         self.plan = self.plan or self.game.plan()
         return ToolCall("take_action", {"action": (self.plan or ["look"])[0]})
 
@@ -95,7 +95,7 @@ class Household:
 
 
 def official_games(data: Path, *, split: str) -> list[dict[str, Any]]:
-    """Sorted by path, without those that the package leaves out: movable receptacles, slices, unsolved."""
+    """Sorted by path, without those that the package leaves out (movable, sliced, unsolved)."""
     top, tasks = data / "json_2.1.1", []
     for path in sorted((top / FOLDERS[split]).glob("*/*/game.tw-pddl")) if split in FOLDERS else ():
         left_out = any(word in path.as_posix() for word in ("movable", "Sliced"))

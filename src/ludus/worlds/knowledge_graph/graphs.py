@@ -33,8 +33,6 @@ class TooMany(Exception):
 
 
 class SocietyGraph:
-    """A graph in this process. `kind` is the nodes' type; `values` has the nodes with the attribute."""
-
     def __init__(self, society: Society) -> None:
         self._society = society
 
@@ -111,7 +109,7 @@ Graph = SocietyGraph | SparqlGraph
 
 
 def largest(values: dict[str, list[str]], *, sign: int) -> Nodes:
-    """The nodes with the largest value (`sign` 1) or the smallest (-1). Dates are compared as text."""
+    """The nodes with the largest (`sign` 1) or smallest (-1) value. Dates are compared as text."""
     pick = max if sign > 0 else min
     ranked = {node: pick(map(_rank, found)) for node, found in values.items()}
     best = pick(ranked.values(), default=None)

@@ -40,7 +40,7 @@ class KnowledgeGraph:
     capabilities = ("planning", "reasoning", "tool use")
 
     def __init__(self, *, sparql: str = "", items: str = "", max_turns: Annotated[int, Field(ge=3)] = 15) -> None:
-        """sparql: URL of an endpoint that holds Freebase; items: AgentBench's std.json, as test tasks."""
+        """sparql: URL of a Freebase endpoint; items: AgentBench's std.json, as test tasks."""
         if bool(sparql) != bool(items):
             raise ValueError("sparql and items belong together: the items are questions about the endpoint's data")
         self.sparql, self.items, self.max_turns = sparql, items, max_turns

@@ -23,7 +23,8 @@ from ludus.errors import EnvironmentFailed
 
 THING = "scienceworld/struct/EnvObject.class"
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
-"""Bytes of a constant by its tag; a text (1) has its own length, a long or double (5, 6) counts twice."""
+"""Bytes of a constant by tag. A text (1) has its own length; a long or double (5, 6) counts
+twice."""
 
 
 def patched_classes(jar: Path, *, cache: Path) -> Path:
@@ -45,7 +46,7 @@ def patched_classes(jar: Path, *, cache: Path) -> Path:
 
 
 def with_hash_code(original: bytes) -> bytes:
-    """The class file with the method added. Chapter 4 of the JVM specification describes the format."""
+    """The class file with the method added (JVM specification, chapter 4)."""
     count = _short(original, 8)
     pool_end = _after_constants(original, count=count)
     methods = _after_fields(original, pool_end)

@@ -1,8 +1,8 @@
 """ScienceWorld's simulator in Java processes of its own.
 
 Promise: every load of a variation is the same, in any process. A process serves one session at a
-time and is kept for the next. What happens in it is a pure function of the experiment, the variation
-and the commands: the package draws from its own seed, and no order depends on a hash (identity.py).
+time and is kept for the next. What happens in it depends on experiment, variation and commands
+alone: the package draws from its own seed, and no order depends on a hash (identity.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from ludus.worlds.pool import Pool
 from ludus.worlds.sciworld.identity import patched_classes
 
 _JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2"]
-"""A quarter of the default memory, at the same speed; one hash for all objects without their own."""
+"""A quarter of the default memory at the same speed; one hash for objects without their own."""
 
 
 class Simulator:
-    """A Java process, used by one session at a time. Promise: if it dies, the session fails, named."""
+    """A Java process, used by one session at a time. If it dies, the session fails with its
+    name."""
 
     def __init__(self) -> None:
         if shutil.which("java") is None:
@@ -42,7 +43,7 @@ class Simulator:
         )
         parameters = GatewayParameters(port=port, auth_token=access_token, auto_field=True, auto_convert=True)
         self._gateway = JavaGateway(gateway_parameters=parameters, java_process=self.process)
-        # before its first class is loaded: it prints kilobytes a turn into a pipe that a thread must empty
+        # else it prints kilobytes a turn into a pipe; must precede the loading of its first class
         self._gateway.jvm.java.lang.System.setOut(self._gateway.jvm.java.io.PrintStream(os.devnull))
         self._server = self._gateway.jvm.scienceworld.runtime.pythonapi.PythonInterface()
 

@@ -59,7 +59,7 @@ class SciWorld:
     capabilities = ("planning", "reasoning", "memory")
 
     def __init__(self, *, experiments: tuple[str, ...] = SHORT, max_turns: Annotated[int, Field(ge=1)] = 40) -> None:
-        """experiments: by the library's names; long ones (boil, grow-plant, ...) take 100 turns or more."""
+        """experiments: by the library's names; long ones (boil, grow-plant) take over 100 turns."""
         for name in experiments:
             if name not in VARIATIONS:
                 raise ValueError(f"no experiment {name!r}.{nearest(name, VARIATIONS)} Known: {', '.join(VARIATIONS)}")
@@ -128,7 +128,7 @@ class SciWorld:
 
 
 def variations(experiment: str, *, split: str) -> range:
-    """The library's rule: half of the variations for train, a quarter for dev, the rest for test."""
+    """The library's rule: half of the variations train, a quarter are dev, the rest test."""
     quarter, total = VARIATIONS[experiment] // 4, VARIATIONS[experiment]
     bounds = {"train": (0, 2 * quarter), "dev": (2 * quarter, 3 * quarter), "test": (3 * quarter, total)}
     return range(*bounds.get(split, (0, 0)))

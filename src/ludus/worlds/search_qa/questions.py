@@ -57,7 +57,7 @@ def _walk(people: Society, start: str, *, hops: int, rng: random.Random) -> tupl
 
 
 def read_questions(path: Path, split: str) -> list[dict[str, Any]]:
-    """The questions of a split. The hash of the text decides where a question has no split of its own."""
+    """The questions of a split; without a key `split`, the hash of the text decides."""
     expected = "a JSON object with question and answers"
     found = read_jsonl(path, _question, option="questions", expected=expected)
     return [task for own, task in found if own == split]

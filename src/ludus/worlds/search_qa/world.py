@@ -42,8 +42,8 @@ class SearchQa:
         results: Annotated[int, Field(ge=1, le=10)] = 3,
         max_turns: Annotated[int, Field(ge=2)] = 10,
     ) -> None:
-        """corpus: a JSONL file of documents with title and text; questions: a JSONL file of questions
-        about it; results: documents shown per search."""
+        """corpus: a JSONL file of documents; questions: a JSONL file of questions about it;
+        results: documents shown per search."""
         if bool(corpus) != bool(questions):
             raise ValueError("corpus and questions belong together: generated questions are about the generated corpus")
         self.corpus, self.questions, self.results, self.max_turns = corpus, questions, results, max_turns
@@ -95,7 +95,7 @@ class SearchQa:
 
 
 def normal(text: str) -> str:
-    """Without case, articles, punctuation and extra spaces, the usual rule for question answering."""
+    """Without case, articles, punctuation and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 

@@ -83,7 +83,7 @@ def _files(root: Path, *, split: str) -> list[Path]:
 
 
 def _scripts(file: Path) -> Path:
-    """The folder of a file's scripts: scripts/4 for data/4/x.json, scripts/dev for data/dev.json."""
+    """A file's scripts: scripts/4 for data/4/x.json, scripts/dev for data/dev.json."""
     if file.parent.name.isdigit():
         return file.parents[2] / "scripts" / file.parent.name
     return file.parents[1] / "scripts" / file.stem

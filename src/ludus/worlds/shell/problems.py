@@ -1,4 +1,4 @@
-"""The problems of the shell world. Promise: all names are plain words, so no script needs quoting."""
+"""Problems of the shell world. Promise: all names are plain words, so no script needs quoting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WORDS = (
     "planet pocket quartz rabbit raven ribbon river saddle salmon silver spruce summit thunder tulip velvet violet walnut willow"
 )
 BASH = ("bash", "--norc", "--noprofile", "-c")
-"""Runs a script. Without --norc, bash would read a .bashrc of the agent's if its input is a socket."""
+"""Runs a script. Without --norc, bash reads the agent's .bashrc if its input is a socket."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer` or, if that
-    is empty, by the exit code of the script `check`. `gold` solves it, or prints the answer."""
+    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer` or, if
+    it is empty, by the exit code of the script `check`. `gold` solves it, or prints the answer."""
 
     family: str
     description: str

@@ -1,8 +1,9 @@
-"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the system as it is wanted.
+"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the
+system as it is wanted.
 
 Problems are generated (families.py), or AgentBench's own (`items`, see agentbench.py). One answer,
-or one claim to be finished, ends the session: 1 if it is right, else 0. Grading runs in a process of
-its own, which nothing that the agent started can see or touch.
+or one claim to be finished, ends the session: 1 if it is right, else 0. Nothing that the agent
+started can see or touch the process that grades.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Shell:
     max_turns = 8
 
     def __init__(self, *, items: str = "", command_s: Annotated[float, Field(gt=0, le=300)] = 8.0) -> None:
-        """items: AgentBench's folder data/os_interaction, or a JSON file of such items; command_s: time
+        """items: AgentBench's folder data/os_interaction, or a JSON file of items; command_s: time
         limit of a command."""
         self.items, self.command_s = items, command_s
 

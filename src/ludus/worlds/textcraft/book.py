@@ -109,7 +109,7 @@ class Plan:
 
 
 def plan(book: Book, goal: str, *, have: Mapping[str, int]) -> Plan:
-    """How to make one `goal` from the stock, always by the first recipe, nothing before it is needed."""
+    """How to make one `goal` from the stock, always by the first recipe."""
     return _planned(book, goal, tuple(sorted(have.items())))
 
 

@@ -1,4 +1,4 @@
-"""A book from a folder of recipe files, one JSON each, in the shape that the game uses (as TextCraft's 860 files are).
+"""A book from a folder of recipe files, one JSON each, in the game's own format.
 
 Shaped and shapeless crafting is read; smelting, stonecutting and so on are left out. So are recipes
 that close a circle, for example by taking a block apart, and recipes that need a group without a
@@ -35,7 +35,7 @@ def read_folder(folder: Path) -> Book:
     items = sorted({name for recipe, _ in read for name in (recipe.makes, *(n for n, _ in recipe.needs))} - tags)
     groups = {group: members(group, items) for group in sorted(tags)}
     known = [recipe for recipe, needed in read if all(groups[group] for group in needed)]
-    # unpacking (one block into nine things) goes last, so that the recipe that packs is the one kept
+    # unpacking (one block into nine things) goes last, so that the recipe that packs is kept
     known.sort(key=lambda recipe: len(recipe.needs) == 1 and recipe.needs[0][1] == 1 and recipe.count == 9)
     return make_book(known, {group: found for group, found in groups.items() if found})
 

@@ -11,7 +11,7 @@ from ludus.worlds.retrieval import Index
 
 @dataclass(frozen=True)
 class Product:
-    """`category` is the path through the shop's departments, `query` the search it is filed under."""
+    """`category`: the path through the departments; `query`: the search it is filed under."""
 
     asin: str
     title: str

@@ -66,7 +66,7 @@ def generate_catalogue(*, seed: str = "webshop") -> Catalogue:
 
 
 def draw_goal(catalogue: Catalogue, rng: random.Random) -> dict[str, Any]:
-    """One to three attributes and most of the options of a product, and a price limit that it meets."""
+    """One to three attributes and most options of a product, and a price limit that it meets."""
     product = catalogue.products[rng.choice(catalogue.order)]
     attributes = tuple(rng.sample(product.attributes, rng.randint(1, 3)))
     options = {name: rng.choice(values) for name, values in product.options.items() if rng.random() < 0.8}

@@ -3,11 +3,11 @@
     items_shuffle.json     [{asin, name, category, query, product_category, full_description,
                              small_description, pricing, customization_options: {name: [{value}]}}]
     items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
-    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}  (optional)
+    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 
-Unlike in the original, a price range counts as its lower end, the price limit of a goal depends on
-its product alone, and a product belongs to one split. So results are not comparable with published
-ones on the original's goal numbers.
+The last file is optional. Unlike in the original, a price range counts as its lower end, the price
+limit of a goal depends on its product alone, and a product belongs to one split. So results are not
+comparable with published ones on the original's goal numbers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _product(item: dict[str, Any], note: dict[str, Any]) -> Product:
 
 
 def _goals(products: dict[str, Product], *, notes: dict[str, Any], human: dict[str, Any]) -> Iterator[Goal]:
-    """Goals that people wrote, if there are any, else those generated from the products' attributes."""
+    """Goals that people wrote, else those generated from the products' attributes."""
     for asin, product in products.items():
         rng = random.Random(f"webshop {asin}")
         written = human.get(asin, []) if human else [notes[asin]] if asin in notes else []

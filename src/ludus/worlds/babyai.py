@@ -195,7 +195,6 @@ class BabyAI:
 
 @cache
 def level_ids() -> dict[str, str]:
-    """Minigrid's ids by level name."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         import gymnasium

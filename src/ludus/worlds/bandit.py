@@ -57,12 +57,9 @@ class Bandit:
     def act(self, arm: str) -> Reply:
         self.pulled += 1
         pays = self.rng.random() < self.means[arm]
-        return Reply(
-            "pays" if pays else "nothing",
-            reward=pays / self.pulls,
-            done=self.pulled == self.pulls,
-            metrics={"success": float(arm == self.solve()), "expected": self.means[arm]},
-        )
+        metrics = {"success": float(arm == self.solve()), "expected": self.means[arm]}
+        text, done = "pays" if pays else "nothing", self.pulled == self.pulls
+        return Reply(text, reward=pays / self.pulls, done=done, metrics=metrics)
 
     def solve(self) -> str:
         return max(self.means, key=self.means.__getitem__)

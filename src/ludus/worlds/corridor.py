@@ -26,7 +26,6 @@ class Corridor:
     """Say left or right. A treasure is ahead, a coin behind."""
 
     capabilities = ("planning", "memory")
-
     actions = ("left", "right")
 
     def __init__(
@@ -55,7 +54,7 @@ class Corridor:
         return self._look()
 
     def act(self, move: str) -> Reply:
-        self.at += 1 if move == self._way() else -1
+        self.at += 1 if move == self.solve() else -1
         self.seen.add(self.at)
         metrics = {"position": float(self.at), "distinct_states": float(len(self.seen))}
         if self.at == self.length:
@@ -65,9 +64,6 @@ class Corridor:
         return Reply(self._look(), metrics=metrics)
 
     def solve(self) -> str:
-        return self._way()
-
-    def _way(self) -> str:
         return self.actions[pair_at(self.at, length=self.length).index(self._sign())]
 
     def _sign(self) -> str:

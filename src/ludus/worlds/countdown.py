@@ -72,7 +72,6 @@ class Countdown:
         return way[0] if way else operations(self.left)[0][0]
 
     def random_action(self, rng: random.Random) -> str:
-        """Any operation on two of the numbers left."""
         return rng.choice(operations(self.left))[0]
 
     def _look(self) -> str:
@@ -88,7 +87,6 @@ class Countdown:
 
 
 def evaluate(text: str) -> tuple[int, Counter[int]]:
-    """The value of an expression, and the numbers in it."""
     if not _EXPRESSION.fullmatch(text):
         raise BadExpression("say an expression")
     try:
@@ -144,7 +142,6 @@ def operations(left: Numbers) -> list[tuple[str, int, Numbers]]:
 
 @lru_cache(maxsize=4096)
 def shortest(left: Numbers, target: int) -> tuple[str, ...] | None:
-    """The shortest list of operations that makes the target, or None."""
     frontier: dict[Numbers, tuple[str, ...]] = {left: ()}
     while frontier:
         further: dict[Numbers, tuple[str, ...]] = {}

@@ -28,7 +28,6 @@ class FrozenLake:
     """Walk to the goal: up, down, left or right."""
 
     capabilities = ("planning",)
-
     actions = tuple(MOVES)
 
     def __init__(
@@ -58,24 +57,18 @@ class FrozenLake:
         return f"{' '.join(self.rows)}\n{self._look()}"
 
     def act(self, text: str) -> Reply:
-        self.at = after(self.at, self._slide(text), size=self.size)
+        slides = self.slippery and self.rng.random() < self.slippery
+        self.at = after(self.at, self.rng.choice(SIDES[text]) if slides else text, size=self.size)
         self.turns_left -= 1
-        found = self._cell(self.at)
-        if found == "G":
-            return Reply("goal", reward=1.0, done=True)
-        if found == "H":
-            return Reply("hole", done=True)
+        found = _WORDS[self._cell(self.at)]
+        if found in ("goal", "hole"):
+            return Reply(found, reward=float(found == "goal"), done=True)
         return Reply(self._look())
 
     def solve(self) -> str:
         by_turns = chances(tuple(self.rows), slippery=self.slippery, max_turns=self.max_turns)
         worth = by_turns[max(0, self.turns_left - 1)]
         return max(MOVES, key=lambda move: expected(self.at, move, worth=worth, slippery=self.slippery))
-
-    def _slide(self, move: str) -> str:
-        if self.slippery and self.rng.random() < self.slippery:
-            return self.rng.choice(SIDES[move])
-        return move
 
     def _cell(self, cell: Cell) -> str:
         return self.rows[cell[0]][cell[1]] if inside(cell, size=self.size) else "#"

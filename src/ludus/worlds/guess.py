@@ -54,17 +54,14 @@ class Guess:
             return Reply("found", reward=1.0, done=True)
         if number < self.secret:
             self.low = max(self.low, number + 1)
-            word = "higher"
-        else:
-            self.high = min(self.high, number - 1)
-            word = "lower"
-        return Reply(f"{word}, {self._left()}")
+            return Reply(f"higher, {self._left()}")
+        self.high = min(self.high, number - 1)
+        return Reply(f"lower, {self._left()}")
 
     def solve(self) -> ToolCall:
         return ToolCall("guess", {"number": (self.low + self.high) // 2})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any number, also one that is ruled out."""
         return ToolCall("guess", {"number": rng.randint(1, self.largest)})
 
     def _left(self) -> str:

@@ -87,7 +87,6 @@ class KvStore:
         return left[-1] if left else ToolCall("commit", {})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any tool, with keys and values of the task."""
         known = self.store | self.wanted
         key, to = rng.choice(sorted(known)), rng.choice(sorted(known))
         arguments = {"put": {"key": key, "value": known[to]}, "delete": {"key": key}, "move": {"key": key, "to": to}}

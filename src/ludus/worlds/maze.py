@@ -26,7 +26,6 @@ class Maze:
     """Walk from S to G: up, down, left or right."""
 
     capabilities = ("planning", "memory")
-
     actions = tuple(MOVES)
 
     def __init__(
@@ -104,7 +103,6 @@ def is_open(rows: Rows, room: Cell, move: str) -> bool:
 
 
 def distances(rows: Rows, goal: Cell) -> dict[Cell, int]:
-    """Moves to the goal from every room."""
     return moves_from(goal, is_open=partial(is_open, rows))
 
 

@@ -22,9 +22,8 @@ class Index:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.execute("CREATE VIRTUAL TABLE texts USING fts5(title, body, tokenize = 'porter unicode61')")
         self._connection.executemany("INSERT INTO texts VALUES (?, ?)", texts)
-        self._ranked = (
-            f"SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY bm25(texts, {title_weight}, 1.0), rowid LIMIT ?"
-        )
+        order = f"bm25(texts, {title_weight}, 1.0), rowid"
+        self._ranked = f"SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY {order} LIMIT ?"
         self._lock = threading.Lock()
 
     def search(self, query: str, *, count: int) -> list[int]:

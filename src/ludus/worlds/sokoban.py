@@ -30,8 +30,6 @@ _PATIENCE = 100_000
 
 @dataclass(frozen=True)
 class Level:
-    """What does not move."""
-
     size: int
     floor: frozenset[Cell]
     goals: frozenset[Cell]
@@ -39,8 +37,6 @@ class Level:
 
 @dataclass(frozen=True)
 class State:
-    """What moves."""
-
     player: Cell
     boxes: frozenset[Cell]
 
@@ -49,7 +45,6 @@ class Sokoban:
     """You are @. Push every box $ onto a goal: up, down, left or right."""
 
     capabilities = ("planning",)
-
     actions = tuple(MOVES)
 
     def __init__(

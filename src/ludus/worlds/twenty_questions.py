@@ -94,7 +94,6 @@ class TwentyQuestions:
         return ToolCall("ask", {"attribute": self.attributes[column], "value": value})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any question, or any thing listed, also one that is ruled out."""
         if rng.random() < 0.5:
             return ToolCall("answer", {"name": rng.choice(list(self.things))})
         attribute = rng.choice(self.attributes)

@@ -82,7 +82,6 @@ class Wordle:
         return best_guess(self.left)
 
     def random_action(self, rng: random.Random) -> str:
-        """Any word listed, also one that is ruled out."""
         return rng.choice(self.words)
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:

@@ -75,7 +75,6 @@ class Chromium:
         return self.process.poll() is None
 
     def visit(self, url: str, *, answer: Answer) -> None:
-        """Loads a page; `answer` handles its requests from now on."""
         self._answer = answer
         told = self.call("Page.navigate", url=url)
         if told.get("errorText"):

@@ -56,7 +56,6 @@ def click(chromium: Chromium, element: Element) -> None:
 
 
 def type_text(chromium: Chromium, element: Element, text: str) -> None:
-    """Replaces the text of a field."""
     able = "return 'value' in this && !this.readOnly && !['checkbox','radio','button','submit','select-one'].includes(this.type)"
     if not _on(chromium, element, able):
         raise NotThere(f"{element} takes no text")
@@ -66,7 +65,6 @@ def type_text(chromium: Chromium, element: Element, text: str) -> None:
 
 
 def choose(chromium: Chromium, element: Element, option: str) -> None:
-    """Selects an option of a list by its text."""
     script = (
         "if (!this.options) return null; const all = [...this.options].map(o => o.text.trim()); const i = all.indexOf(option);"
         "if (i >= 0) { this.selectedIndex = i;"
@@ -99,9 +97,8 @@ def _walk(node: dict[str, Any], nodes: dict[str, Any], found: list[Element], *, 
     if spoken and "backendDOMNodeId" in node:
         properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
         states = tuple(state for state in _SHOWN_STATES if properties.get(state) in (True, "true"))
-        found.append(
-            Element(len(found) + 1, "text" if is_text else role, name, value, states, node["backendDOMNodeId"])
-        )
+        role = "text" if is_text else role
+        found.append(Element(len(found) + 1, role, name, value, states, node["backendDOMNodeId"]))
     for child in node.get("childIds", ()):
         if child in nodes:
             _walk(nodes[child], nodes, found, said=(value or name) if spoken else said)
@@ -124,11 +121,7 @@ def _on(chromium: Chromium, element: Element, script: str, **arguments: str) -> 
         target = chromium.call("DOM.resolveNode", backendNodeId=element.node)["object"]["objectId"]
     except LookupError:
         raise NotThere(f"{element} is gone") from None
-    told = chromium.call(
-        "Runtime.callFunctionOn",
-        objectId=target,
-        functionDeclaration=f"function({', '.join(arguments)}) {{ {script} }}",
-        arguments=[{"value": value} for value in arguments.values()],
-        returnByValue=True,
-    )
+    function = f"function({', '.join(arguments)}) {{ {script} }}"
+    given = {"arguments": [{"value": value} for value in arguments.values()], "returnByValue": True}
+    told = chromium.call("Runtime.callFunctionOn", objectId=target, functionDeclaration=function, **given)
     return told.get("result", {}).get("value")

@@ -69,8 +69,6 @@ SUBJECTS = tuple(zip(_SIDES[::2], _SIDES[1::2], strict=True))
 
 @dataclass(frozen=True)
 class Scene:
-    """The drawn tables, parent and child."""
-
     parent: Side
     child: Side
     tables: tuple[Table, Table]
@@ -85,7 +83,6 @@ class Scene:
         return names | {"joined": "{c_table} c JOIN {p_table} p ON c.{p_key} = p.{p_key}".format_map(names)}
 
     def value(self, column: str, *, parent: bool = False) -> Any:
-        """A value that occurs in the column."""
         table = self.tables[0 if parent else 1]
         at = [name for name, _ in table.columns].index(column)
         return self.rng.choice(table.rows)[at]
@@ -266,7 +263,6 @@ def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
 
 
 def after(tables: tuple[Table, ...], sql: str) -> list[list[tuple[Any, ...]]]:
-    """The rows of the tables after the gold SQL."""
     with closing(SqliteStore(tables)) as store:
         store.execute(sql)
         return [store.rows(table.name) or [] for table in tables]

@@ -44,7 +44,6 @@ class Table:
         return Table(plain["name"], columns, tuple(tuple(row) for row in plain["rows"]))
 
     def create(self, quote: str = '"') -> str:
-        """The CREATE TABLE statement."""
         columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in self.columns)
         return f"CREATE TABLE {quoted(self.name, quote)} ({columns})"
 

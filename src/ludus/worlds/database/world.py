@@ -71,14 +71,12 @@ class Database:
         return Reply("committed", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """The gold SQL, then the answer."""
         if not self.looked:
             self.looked = True
             return ToolCall("execute_sql", {"query": self.task["sql"]})
         return ToolCall("commit_final_answer", {"answers": self.task["answers"]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Reads a table, or commits one of its cells."""
         table = rng.choice(self.tables)
         if rng.random() < 0.5:
             return ToolCall("execute_sql", {"query": f'SELECT * FROM "{table.name}" LIMIT {rng.randint(1, 9)}'})
@@ -101,7 +99,6 @@ class Database:
         return grading.same_answers(answers, self.task["answers"])
 
     def _file(self, split: str) -> Path | None:
-        """The file with the DBBench items of a split, or None."""
         path = Path(self.dbbench).expanduser()
         if not path.is_dir():
             return path if split == "test" else None

@@ -61,7 +61,6 @@ class Game:
         self.first = self._teller.tell(_INTRO, {})
 
     def act(self, command: str) -> str:
-        """Carries out one of `commands` and returns the reply."""
         operator = self._possible[command]
         action, bound = self._read(operator.name)
         self._apply(operator)
@@ -69,7 +68,6 @@ class Game:
         return self._teller.tell(self._teller.grammar.feedback[action], bound)
 
     def plan(self) -> list[str]:
-        """Commands that win from here; empty if there are none."""
         self._library.load_sas_replan(for_planning(*self._source).encode())
         if not self._library.replan(False):
             return []
@@ -78,7 +76,6 @@ class Game:
         return [self._command(operator.name) for operator in operators]
 
     def close(self) -> None:
-        """Returns the library, which another game may use from now on."""
         if self._library is not None:
             LIBRARIES.give_back(self._library)
             self._library = None
@@ -116,7 +113,6 @@ class Game:
         return command
 
     def _read(self, operator: str) -> tuple[str, Bound]:
-        """An operator's action and its arguments."""
         action, *things = operator.split()
         slots: list[Slot] = [(name, kind) for name, kind in self._rules.parameters[action]]
         return action, dict(zip(slots, things, strict=False))

@@ -37,8 +37,6 @@ Query = tuple[tuple[str, tuple[Slot, ...]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The sentence of the rule of this name."""
-
     name: str
 
 

@@ -51,7 +51,6 @@ class Room:
         return {cls for cls, _ in self.receptacles.values()}
 
     def fitting(self, thing: str) -> list[str]:
-        """Classes of receptacles that take a thing."""
         accepted = package.constants().VAL_RECEPTACLE_OBJECTS
         return sorted(place for place in self.places() if thing in accepted.get(place, ()))
 
@@ -89,7 +88,6 @@ def games(split: str) -> list[dict[str, Any]]:
 
 
 def make_game(kind: str, *, split: str, number: int) -> tuple[dict[str, str], str]:
-    """The game in textworld's format, and the text of its task."""
     rng = random.Random(f"household {kind} {split} {number}")
     for _ in range(_TRIES):
         plan = rng.choice(KINDS[kind]) + rng.choice(PLANS[split])

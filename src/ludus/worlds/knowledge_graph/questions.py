@@ -138,7 +138,6 @@ def _way(hops: int, *, split: str, rng: random.Random) -> tuple[str, list[str]]:
 
 
 def read_items(path: Path) -> list[dict[str, Any]]:
-    """AgentBench's std.json or dev.json."""
     with border(ConfigError, f"items: {str(path)!r} is not a file of AgentBench's knowledge-graph items"):
         return [_task(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 

@@ -52,9 +52,8 @@ class KnowledgeGraph:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.entities = task, task["entities"]
-        self.graph: Graph = (
-            SparqlGraph(self.sparql) if task["graph"] == "sparql" else SocietyGraph(society(task["graph"]))
-        )
+        own: str = task["graph"]
+        self.graph: Graph = SparqlGraph(self.sparql) if own == "sparql" else SocietyGraph(society(own))
         self.variables: list[Nodes] = []
         self.numbers: set[int] = set()
         self.played = 0
@@ -112,7 +111,6 @@ class KnowledgeGraph:
         return Reply("answered", reward=float(said == right), done=True, metrics={"f1": f1})
 
     def solve(self) -> ToolCall | str:
-        """The gold calls in turn, then the last variable."""
         calls = self.task["calls"]
         if self.played >= len(calls):
             return f"Final Answer: #{len(self.variables) - 1}"
@@ -121,7 +119,6 @@ class KnowledgeGraph:
         return ToolCall(name, arguments)
 
     def random_action(self, rng: random.Random) -> ToolCall | str:
-        """A call that is possible, or any variable as the answer."""
         if self.variables and rng.random() < 0.2:
             return f"Final Answer: #{rng.randrange(len(self.variables))}"
         known = [*self.entities, *(f"#{k}" for k in range(len(self.variables)) if k not in self.numbers)]

@@ -83,13 +83,11 @@ class SearchQa:
         return Reply("answered", reward=float(exact), done=True, metrics=metrics)
 
     def solve(self) -> ToolCall:
-        """One search for each hop, then the answer."""
         if self.searches < min(len(self.hops), self.max_turns - 1):
             return ToolCall("search", {"query": self.hops[self.searches]})
         return ToolCall("answer", {"answer": self.right[0]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Searches for a title of the corpus, or answers with one."""
         title = rng.choice(self.library.documents).title
         return ToolCall("search", {"query": title}) if rng.random() < 0.7 else ToolCall("answer", {"answer": title})
 

@@ -121,7 +121,6 @@ def _task(row: Mapping[str, Any], *, scripts: Path) -> dict[str, Any]:
 
 
 def _command(script: Any, *, scripts: Path) -> list[str] | None:
-    """A command line to which arguments can be appended."""
     if script is None:
         return None
     text = _text(script, scripts=scripts)

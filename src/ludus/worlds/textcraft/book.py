@@ -42,7 +42,6 @@ class Book:
 
     @cached_property
     def materials(self) -> frozenset[str]:
-        """The items that can be got."""
         return frozenset(self.items) - frozenset(self.recipes)
 
     @cached_property
@@ -102,8 +101,6 @@ def _reaches(uses: Mapping[str, set[str]], *, start: set[str], goal: str) -> boo
 
 @dataclass(frozen=True)
 class Plan:
-    """Commands that make an item, and the recipes that they follow."""
-
     commands: tuple[str, ...]
     recipes: tuple[Recipe, ...]
 

@@ -67,7 +67,8 @@ class Textcraft:
     def act(self, text: str) -> Reply:
         said = text.lower()
         if said == "inventory":
-            return Reply(self._inventory())
+            listed = [f"{count} {name}" for name, count in sorted(self.stock.items()) if count]
+            return Reply(", ".join(listed) or "nothing")
         if match := _GET.fullmatch(said):
             return self._get(int(match[1]), match[2])
         if match := _CRAFT.fullmatch(said):
@@ -78,7 +79,6 @@ class Textcraft:
         return self._plan().commands[0]
 
     def random_action(self, rng: random.Random) -> str:
-        """A recipe listed, or an ingredient of one."""
         line: str = rng.choice(self.listed)
         if rng.random() < 0.5:
             return line
@@ -109,16 +109,10 @@ class Textcraft:
             return Reply(f"missing {', '.join(f'{n} {item}' for item, n in sorted(missing.items()))}")
         self.stock = +(self.stock - needs)
         self.stock[name] += count
-        return self._crafted(count, name)
-
-    def _crafted(self, count: int, name: str) -> Reply:
         if name == self.goal:
             return Reply(f"crafted {count} {name}. done", reward=1.0, done=True, metrics={"progress": 1.0})
         progress = max(0.0, 1 - len(self._plan().recipes) / self.crafts)
         return Reply(f"crafted {count} {name}", metrics={"progress": progress})
-
-    def _inventory(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.stock.items()) if count) or "nothing"
 
     def _plan(self) -> Plan:
         return plan(self.book, self.goal, have=self.stock)

@@ -25,7 +25,6 @@ class Product:
 
     @cached_property
     def text(self) -> str:
-        """Title, features and description, for matching."""
         return " ".join((self.title, *self.features, self.description)).lower()
 
 

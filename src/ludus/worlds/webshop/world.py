@@ -79,24 +79,20 @@ class Webshop:
         wanted = value.strip().strip("[]").lower()
         known = {name.lower(): name for name in self._clickable()}
         if wanted not in known:
-            return Reply(
-                f"nothing to click as {value[:40]!r}.{nearest(value[:40], known.values())}\n{self._look()}",
-                invalid=True,
-            )
+            near = nearest(value[:40], known.values())
+            return Reply(f"nothing to click as {value[:40]!r}.{near}\n{self._look()}", invalid=True)
         if wanted == BUY:
             return self._buy()
         self._click(wanted)
         return Reply(self._look())
 
     def solve(self) -> ToolCall:
-        """Searches for the product's title, opens it, chooses the options, buys."""
         target = self.shop.products[self.goal.asin]
         if not self.found:
             return ToolCall("search_action", {"keywords": target.title})
         return ToolCall("click_action", {"value": self._best_click(target)})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Clicks anything; on the search page, searches for words of the instruction."""
         clickable = self._clickable()
         if not clickable:
             return ToolCall("search_action", {"keywords": " ".join(rng.sample(self.goal.instruction.split(), 3))})

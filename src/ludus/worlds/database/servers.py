@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ludus.errors import ConfigError, EnvironmentFailed
+from ludus.errors import ConfigError, EnvironmentFailed, border
 from ludus.worlds.database.store import TOO_LONG, QueryRefused, Table, one_line, quoted, shown, written
 
 QUERY_S = 5.0
@@ -46,7 +46,7 @@ class MariaStore:
         self._mysql = _imported("pymysql")
         self._address = _address(url)
         self._own, self._password = f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
-        with _reaching(url):
+        with border(EnvironmentFailed, f"database: no connection to {urlsplit(url).hostname or 'the local socket'}"):
             self._admin = self._mysql.connect(**self._address, autocommit=True, charset="utf8mb4")
         try:
             self._sweep_once(url)
@@ -146,7 +146,7 @@ class PostgresStore:
     def __init__(self, url: str, tables: Sequence[Table]) -> None:
         self._pg = _imported("psycopg")
         self._url, self._own, self._password = url, f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
-        with _reaching(url):
+        with border(EnvironmentFailed, f"database: no connection to {urlsplit(url).hostname or 'the local socket'}"):
             self._admin = self._pg.connect(url, autocommit=True)
         try:
             self._sweep_once(url)
@@ -254,15 +254,6 @@ def _fill(cursor: Any, tables: Sequence[Table], *, quote: str) -> None:
         cursor.execute(table.create(quote))
         marks = ", ".join(["%s"] * len(table.columns))
         cursor.executemany(f"INSERT INTO {quoted(table.name, quote).replace('%', '%%')} VALUES ({marks})", table.rows)
-
-
-@contextmanager
-def _reaching(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        place = urlsplit(url).hostname or "the local socket"
-        raise EnvironmentFailed(f"database: no connection to {place}: {one_line(str(error))}") from error
 
 
 def _imported(module: str) -> Any:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 
 _TOKEN = re.compile(r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|(?P<word>[\w/-]+)|#[^\n]*', re.DOTALL)
 _SYMBOL = re.compile(
@@ -65,7 +65,7 @@ def read_grammar(document: str) -> Grammar:
     found: dict[str, dict[str, Sentence]] = {"template": {}, "feedback": {}}
     rules: dict[str, list[dict[str, str]]] = {}
     action = word = ""
-    try:
+    with border(EnvironmentFailed, "a household game's grammar cannot be read"):
         for token in _TOKEN.finditer(document):
             if token["word"]:
                 action, word = (token["word"].lower() if word == "action" else action), token["word"]
@@ -77,9 +77,7 @@ def read_grammar(document: str) -> Grammar:
             name: tuple((read_query(each.get("condition", "")), read_sentence(each["rhs"])) for each in alternatives)
             for name, alternatives in rules.items()
         }
-    except (ValueError, LookupError, AttributeError, SyntaxError) as error:
-        raise EnvironmentFailed(f"a household game's grammar cannot be read: {error!r}") from None
-    return Grammar(found["template"], found["feedback"], read)
+        return Grammar(found["template"], found["feedback"], read)
 
 
 def read_sentence(text: str) -> Sentence:

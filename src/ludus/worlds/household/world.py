@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ludus.environments import Reply, tool
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 from ludus.types import ToolCall
 from ludus.worlds.household import package, rooms
 from ludus.worlds.household.game import Game
@@ -86,12 +86,9 @@ class Household:
         if task["game"] == "generated":
             return rooms.make_game(task["kind"], split=task["split"], number=task["number"])
         path = Path(self.data) / "json_2.1.1" / task["game"]
-        try:
-            game: dict[str, str] = json.loads(path.read_text())
-            game["pddl_domain"], game["grammar"], game["pddl_problem"]
-        except (OSError, ValueError, LookupError) as error:
-            raise EnvironmentFailed(f"{path} is not a game: {error}. Was it downloaded whole?") from None
-        return game, ""
+        with border(EnvironmentFailed, f"{path} cannot be read as a game; was it downloaded whole?"):
+            game = json.loads(path.read_text())
+            return {key: game[key] for key in ("pddl_domain", "grammar", "pddl_problem")}, ""
 
 
 def official_games(data: Path, *, split: str) -> list[dict[str, Any]]:

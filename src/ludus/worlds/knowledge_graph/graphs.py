@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 from ludus.worlds.society import ATTRIBUTES, Society
 
 Nodes = tuple[str, ...]
@@ -96,13 +96,11 @@ class SparqlGraph:
         return rows
 
     def _send(self, query: str) -> list[dict[str, str]]:
-        try:
+        with border(EnvironmentFailed, f"knowledge_graph: the endpoint {self._url} gave no answer"):
             headers = {"Accept": "application/sparql-results+json"}
             answer = httpx.post(self._url, data={"query": query}, headers=headers, timeout=self._timeout_s)
             answer.raise_for_status()
             return [_plain(row) for row in answer.json()["results"]["bindings"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentFailed(f"knowledge_graph: the endpoint {self._url} gave no answer: {error!r}") from error
 
 
 Graph = SocietyGraph | SparqlGraph

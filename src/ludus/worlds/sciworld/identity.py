@@ -19,7 +19,7 @@ import struct
 import zipfile
 from pathlib import Path
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 
 THING = "scienceworld/struct/EnvObject.class"
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
@@ -29,12 +29,11 @@ twice."""
 
 def patched_classes(jar: Path, *, cache: Path) -> Path:
     """A folder to put before `jar` in the class path, made once for a version of the package."""
-    try:
-        with zipfile.ZipFile(jar) as packed:
-            original = packed.read(THING)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise EnvironmentFailed(f"sciworld cannot read {jar}: {error}; install scienceworld again") from None
-    changed = with_hash_code(original)
+    with (
+        border(EnvironmentFailed, f"sciworld cannot read {jar}; install scienceworld again"),
+        zipfile.ZipFile(jar) as packed,
+    ):
+        changed = with_hash_code(packed.read(THING))
     folder = cache / f"scienceworld-{hashlib.sha256(changed).hexdigest()[:16]}"
     file = folder / THING
     if not file.is_file() or file.read_bytes() != changed:

@@ -14,11 +14,12 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ludus.sandboxes.sandbox import Limits, Sandbox
+from ludus.worlds.files import read_json
 from ludus.worlds.shell.problems import BASH
 
 MAX_ANSWER_CHARS = 10_000
@@ -32,14 +33,15 @@ _log = logging.getLogger(__name__)
 
 
 def load(path: str, *, split: str) -> list[dict[str, Any]]:
-    """The items of a split. ValueError if `path` does not exist or is not JSON."""
+    """The items of a split. ValueError if `path` cannot be read."""
     root = Path(path)
     if not root.exists():
         raise ValueError(f"items: {path!r} does not exist; expected AgentBench's data/os_interaction or a JSON file")
     tasks: dict[str, dict[str, Any]] = {}
     refused = []
     for file in _files(root, split=split):
-        for row in _rows(file):
+        rows = read_json(file, option="items")
+        for row in rows if isinstance(rows, list) else [rows]:
             try:
                 task = _task(row, scripts=_scripts(file))
                 tasks.setdefault(task["id"], task)
@@ -87,14 +89,6 @@ def _scripts(file: Path) -> Path:
     if file.parent.name.isdigit():
         return file.parents[2] / "scripts" / file.parent.name
     return file.parents[1] / "scripts" / file.stem
-
-
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        rows = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}. Was it downloaded whole?") from None
-    yield from rows if isinstance(rows, list) else [rows]
 
 
 def _task(row: Mapping[str, Any], *, scripts: Path) -> dict[str, Any]:

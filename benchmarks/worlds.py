@@ -1,14 +1,15 @@
-"""What every world costs: turns per second in one process and through controller and worker, start times, memory, and who wins in it.
+"""The cost of every world: turns per second, start times and memory, and which player wins.
 
-One line per world, each measured in a process of its own. The solver plays its tasks once, and what it did is then played again as fast
-as it goes, so that a turn is the world's own work and not its solver's:
+Prints one line per world, each measured in a process of its own. The solver plays its tasks once,
+and its actions are then replayed as fast as possible, so that a turn is the world's own work:
 
     here     `act` called on the session, one session after the other
-    workers  client ──▶ controller (opens), client ──▶ worker (turns); real processes, `ludus serve ...`, so many sessions at once
+    workers  client ──▶ controller (opens), client ──▶ worker (turns), many sessions at once
 
-`ratio` is workers over here. Worlds whose sessions have a process each (Java, Chromium) can be faster through a worker: it uses all
-cores. `world_start_s` is from `import ludus` to the first prompt of the first session, `session_start_ms` the median of the later ones.
-Memory is what so many sessions at once add to the worker and all of its processes; a page that several share counts as a part for each.
+`ratio` is workers over here. Worlds whose sessions have a process each (Java, Chromium) can be
+faster through a worker, which uses all cores. `world_start_s` is from `import ludus` to the first
+prompt, `session_start_ms` the median of the later ones. `kib_per_session` is what concurrent
+sessions add to the worker and its child processes; shared pages are divided among processes.
 
     python benchmarks/worlds.py > worlds.jsonl && python docs/make_worlds.py worlds.jsonl
 """
@@ -44,16 +45,16 @@ from ludus.sandboxes.provider import Sandboxes  # noqa: E402
 from ludus.types import Action, Observation, Task  # noqa: E402
 
 TARGETS = {"textcraft": 20_000, "babyai": 600, "sciworld": 100}
-"""Turns per second and core that these must reach in one process."""
+"""Turns per second that these worlds must reach in one process."""
 HEAVY = {"shell": 8, "babyai": 32, "sciworld": 2, "household": 2, "browser": 2}
-"""Sessions at once of the worlds that have a sandbox, other people's code or a process each; the others have LIGHT."""
+"""Concurrent sessions of the worlds with a sandbox or a process each; the others have LIGHT."""
 LIGHT = 64
 READY_S = 60.0
 
 
 @dataclass(frozen=True)
 class Played:
-    """A session, to be played again."""
+    """A session to replay."""
 
     task: Task
     seed: int
@@ -116,7 +117,7 @@ def _won(seen: Sequence[Observation]) -> bool:
     return metrics.get("success", sum(each.reward for each in seen)) >= 1 - 1e-6
 
 
-# ------------------------------------------------------------------------------------------------ through controller and worker
+# ------------------------------------------------------------ through controller and worker
 
 
 @asynccontextmanager
@@ -170,8 +171,8 @@ async def _measured(client: RemoteClient, pid: int, played: Sequence[Played], *,
 
 
 async def _rate(client: RemoteClient, played: Sequence[Played], *, sessions: int, seconds: float) -> float:
-    """Rounds of so many sessions, all started before any of them acts; the time of the acting alone counts, and not that of the first
-    round: processes warm up in it, as the one here did while the solver played."""
+    """Plays rounds of concurrent sessions. Only the time of acting counts, without the first round,
+    in which processes warm up, as this one did while the solver played."""
     turns, acting_s, began, rest = -1, 0.0, time.perf_counter(), cycle(played)
 
     async def play(session: Any, each: Played) -> None:
@@ -219,7 +220,7 @@ async def _announced(log: Path) -> str:
 
 
 def _kib(pid: int) -> float:
-    """Of a process and all below it; a page that several share counts as a part for each."""
+    """Memory of a process and its descendants; shared pages are divided among processes."""
     total = 0.0
     for each in _tree(pid):
         with contextlib.suppress(OSError):
@@ -237,7 +238,7 @@ def _tree(pid: int) -> list[int]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ one world, one line
+# ------------------------------------------------------------ one world, one line
 
 
 def measure(name: str, *, tasks: int, seconds: float) -> dict[str, Any]:
@@ -272,19 +273,24 @@ def measure(name: str, *, tasks: int, seconds: float) -> dict[str, Any]:
 
 
 def _short(value: float) -> float:
-    """Three digits: the fourth is noise."""
+    """Three significant digits; the fourth is noise."""
     short = float(f"{value:.3g}")
     return int(short) if short >= 100 else short
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--worlds", default=",".join(BUILT_IN), help="names with commas between")
+    parser.add_argument("--worlds", default=",".join(BUILT_IN), help="comma-separated names (default: all)")
     parser.add_argument(
-        "--tasks", type=int, default=0, help="test tasks played by solver and random player; 0: 100, or 8 where slow"
+        "--tasks",
+        type=int,
+        default=0,
+        help="test tasks for solver and random player; 0 (default): 100, or 8 for slow worlds",
     )
-    parser.add_argument("--seconds", type=float, default=1.0, help="of acting, for each figure in turns per second")
-    parser.add_argument("--in-this-process", action="store_true", help="one world, measured here")
+    parser.add_argument("--seconds", type=float, default=1.0, help="time to measure each rate, in seconds (default: 1)")
+    parser.add_argument(
+        "--in-this-process", action="store_true", help="measure in this process instead of one per world"
+    )
     given = parser.parse_args()
     for name in given.worlds.split(","):
         if given.in_this_process:

@@ -159,7 +159,7 @@ def test_an_unknown_level_and_a_machine_without_chromium_are_told(monkeypatch):
     with pytest.raises(ConfigError, match="Did you mean 'click-link'"):
         make("browser", options={"levels": ["click-lnk"]})
     own = world("browser").author.setup.__globals__  # wherever its module was imported from
-    monkeypatch.setitem(own, "_POOL", browser.Pool())
+    monkeypatch.setitem(own, "_POOL", browser.Pool(browser._start))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(EnvironmentFailed, match="apt-get install chromium"):
         live("click-link")

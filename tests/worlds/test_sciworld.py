@@ -179,7 +179,7 @@ def test_a_dead_java_process_is_a_named_failure_and_the_next_session_gets_anothe
 
 
 def test_a_machine_without_java_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(sciworld, "POOL", simulators.Pool())
+    monkeypatch.setattr(sciworld, "POOL", simulators.Pool(simulators.Simulator))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     environment = make("sciworld")
     with pytest.raises(EnvironmentFailed, match="apt-get install default-jre-headless"):

@@ -153,7 +153,7 @@ def test_an_init_script_that_fails_is_a_failure_and_never_a_reward():
 
 def test_a_half_downloaded_file_and_a_missing_folder_are_named(tmp_path):
     (tmp_path / "dev.json").write_text('[{"description": "x"')
-    with pytest.raises(ValueError, match=r"dev\.json is no JSON"):
+    with pytest.raises(ValueError, match=r"dev\.json' cannot be read"):
         agentbench.load(str(tmp_path), split="dev")
     with pytest.raises(ValueError, match="does not exist"):
         agentbench.load(str(tmp_path / "nowhere"), split="test")

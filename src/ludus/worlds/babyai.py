@@ -1,14 +1,15 @@
-"""BabyAI: a mission in a grid of rooms, told in words. Levels, rules and solver are minigrid's own; what is said is ours.
+"""BabyAI: a mission in a grid of rooms, told in words.
 
-Promise: what the prompt offers is read off the table that carries it out, so every action it names works; the reward is paid once, when the
-mission is done, and then the session is over. `pace` is minigrid's own figure: 1 at once, 0.1 in the last move allowed.
+Levels, rules and solver are minigrid's own. Promise: the actions offered come from the table that
+carries them out, so every one works. The mission pays 1, once, and ends the session. The metric
+`pace` is minigrid's own reward: from 1, at once, down to 0.1 in the last move allowed.
 """
 
 from __future__ import annotations
 
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -17,7 +18,7 @@ from ludus.environments import Reply
 from ludus.errors import ConfigError, nearest
 
 MOVES = {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
-"""What can be done anywhere, and minigrid's number for it. `go to THING` is made of these."""
+"""The moves by minigrid's number. `go to THING` is made of them."""
 LEVELS = (
     "GoToObj", "GoToRedBallGrey", "GoToRedBall", "GoToLocal", "GoToObjMazeS4R2", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor",
     "OpenDoorLoc", "OpenDoor", "OpenDoorColor", "OpenTwoDoors", "OpenDoorsOrderN2", "PickupLoc", "PickupDist", "PutNextLocal",
@@ -25,7 +26,9 @@ LEVELS = (
 )  # fmt: skip
 _SEEDS = {"train": range(0, 50), "dev": range(50, 55), "test": range(55, 64)}
 _AHEAD, _SIDE = 6, 3
-"""Where the agent stands in its own view of 7 by 7 cells: in the middle of the last row, looking up."""
+"""The agent stands in the middle of the last row of its view of 7 by 7 cells, looking up."""
+_HEADINGS = ((1, 0), (0, 1), (-1, 0), (0, -1))
+"""By minigrid's number of a direction."""
 Cell = tuple[int, int]
 
 
@@ -36,7 +39,7 @@ class BabyAI:
     max_turns = 40
 
     def __init__(self, *, levels: tuple[str, ...] = LEVELS) -> None:
-        """levels: minigrid's BabyAI levels, by their names without `BabyAI-` and version."""
+        """levels: minigrid's BabyAI levels, by name without `BabyAI-` and version."""
         known = level_ids()
         for level in levels:
             if level not in known:
@@ -53,7 +56,7 @@ class BabyAI:
 
         made: Any = gymnasium.make(level_ids()[task["level"]], disable_env_checker=True)
         self.grid: Any = made.unwrapped
-        self.grid.gen_obs = dict  # its picture of the grid is not read here, and takes most of the time of a move
+        self.grid.gen_obs = dict  # its image of the grid is not used, and takes most of the time of a move
         self.grid.reset(seed=task["seed"])
         self.seen: set[Cell] = set()
         self.bot: Any = None
@@ -80,19 +83,17 @@ class BabyAI:
         return Reply(self._look())
 
     def solve(self) -> str:
-        """Minigrid's own bot. It is told of every move from its first advice on, as it must be."""
+        """Minigrid's own bot, which must hear of every move once it has been asked."""
         if self.bot is None:
             self._consult(None)
         return next((name for name, move in MOVES.items() if move == self.advice), "turn left")
 
     def _move(self, move: int) -> Reply | None:
-        """What ends the session, or nothing."""
+        """The reply that ends the session, or None."""
         _, reward, done, out_of_moves, _ = self.grid.step(move)
         if done:
-            won = float(reward > 0)
-            return Reply(
-                "done" if won else "failed", reward=won, done=True, metrics={"success": won, "pace": float(reward)}
-            )
+            text, won = ("done", 1.0) if reward > 0 else ("failed", 0.0)
+            return Reply(text, reward=won, done=True, metrics={"success": won, "pace": float(reward)})
         if out_of_moves:
             return Reply("out of moves", done=True, metrics={"success": 0.0, "pace": 0.0})
         if self.bot is not None:
@@ -102,14 +103,13 @@ class BabyAI:
     def _consult(self, move: int | None) -> None:
         from minigrid.utils import baby_ai_bot
 
-        new: Any = baby_ai_bot.BabyAIBot
-        try:
-            self.bot = self.bot or new(self.grid)
-            self.advice = int(self.bot.replan(move))
-        except Exception:  # after moves that it would not have made, it may lose its way: ask another
+        make: Any = baby_ai_bot.BabyAIBot
+        # a bot may fail after moves that it did not choose: then ask another
+        for bot, last in ((self.bot, move), (None, None)):
             try:
-                self.bot = new(self.grid)
-                self.advice = int(self.bot.replan(None))
+                self.bot = bot or make(self.grid)
+                self.advice = int(self.bot.replan(last))
+                return
             except Exception:
                 self.bot, self.advice = None, None
 
@@ -121,7 +121,7 @@ class BabyAI:
         return f"you see: {seen}. {self._wall()}. you carry: {carrying}.\nactions: {', '.join(self.actions)}"
 
     def _see(self) -> None:
-        """Notes every cell in view, and gives names to the things there: `red ball 1` is the nearest red ball."""
+        """Records the cells in view and names the things: `red ball 1` is the nearest red ball."""
         view, visible = self.grid.gen_obs_grid()
         found = []
         for i in range(view.width):
@@ -134,10 +134,9 @@ class BabyAI:
                 thing = view.get(i, j)
                 if thing is not None and thing.type != "wall" and (ahead, side) != (0, 0):
                     found.append((ahead + abs(side), ahead, side, f"{thing.color} {thing.type}", at))
-        self.things = {}
-        counts: dict[str, int] = {}
+        self.things, counts = {}, Counter[str]()
         for *_, name, at in sorted(found):
-            counts[name] = counts.get(name, 0) + 1
+            counts[name] += 1
             self.things[f"{name} {counts[name]}"] = at
 
     def _at(self, ahead: int, side: int) -> Cell:
@@ -166,17 +165,17 @@ class BabyAI:
     def _way(self, goal: Cell) -> list[int] | None:
         """Moves to stand before `goal` and face it, over cells seen so far."""
         start = (int(self.grid.agent_pos[0]), int(self.grid.agent_pos[1]))
-        came: dict[Cell, Cell | None] = {start: None}
-        queue = deque([start])
-        while queue:
-            here = queue.popleft()
-            if abs(here[0] - goal[0]) + abs(here[1] - goal[1]) == 1:
-                return self._moves([*_path(here, came), goal])[:-1]
-            for dx, dy in ((1, 0), (0, 1), (-1, 0), (0, -1)):
-                new = (here[0] + dx, here[1] + dy)
-                if new in self.seen and new not in came and self._free(new):
-                    came[new] = here
-                    queue.append(new)
+        reached, paths = {start}, deque([[start]])
+        while paths:
+            path = paths.popleft()
+            x, y = path[-1]
+            if abs(x - goal[0]) + abs(y - goal[1]) == 1:
+                return self._moves([*path, goal])[:-1]
+            for dx, dy in _HEADINGS:
+                new = (x + dx, y + dy)
+                if new in self.seen and new not in reached and self._free(new):
+                    reached.add(new)
+                    paths.append([*path, new])
         return None
 
     def _free(self, cell: Cell) -> bool:
@@ -186,7 +185,7 @@ class BabyAI:
     def _moves(self, path: list[Cell]) -> list[int]:
         facing, moves = int(self.grid.agent_dir), []
         for (x, y), (to_x, to_y) in pairwise(path):
-            wanted = ((1, 0), (0, 1), (-1, 0), (0, -1)).index((to_x - x, to_y - y))
+            wanted = _HEADINGS.index((to_x - x, to_y - y))
             turns = (wanted - facing) % 4
             moves += [MOVES["turn left"]] if turns == 3 else [MOVES["turn right"]] * turns
             moves.append(MOVES["move forward"])
@@ -196,24 +195,14 @@ class BabyAI:
 
 @cache
 def level_ids() -> dict[str, str]:
-    """Minigrid's ids by the names of the levels."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     try:
         import gymnasium
         import minigrid  # noqa: F401  (registers the levels)
         from minigrid.envs.babyai.core import roomgrid_level
     except ImportError as error:
-        raise ConfigError(
-            f'babyai needs minigrid, which is not installed ({error}): pip install "ludus[worlds]"'
-        ) from None
-    roomgrid_level.print = lambda *_: None  # type: ignore[attr-defined]  # it prints every mission that it throws away
-    ids = (id for id in gymnasium.registry if id.startswith("BabyAI-"))
-    return {id.removeprefix("BabyAI-").rpartition("-")[0]: id for id in ids}
-
-
-def _path(cell: Cell | None, came: dict[Cell, Cell | None]) -> list[Cell]:
-    path = []
-    while cell is not None:
-        path.append(cell)
-        cell = came[cell]
-    return path[::-1]
+        missing = f"babyai needs minigrid, which is not installed ({error})"
+        raise ConfigError(f'{missing}: pip install "ludus[worlds]"') from None
+    roomgrid_level.print = lambda *_: None  # type: ignore[attr-defined]  # it prints every mission that it rejects
+    names = (name for name in gymnasium.registry if name.startswith("BabyAI-"))
+    return {name.removeprefix("BabyAI-").rpartition("-")[0]: name for name in names}

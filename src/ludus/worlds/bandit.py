@@ -1,8 +1,8 @@
-"""A bandit with a context: every arm shows a sign, and an arm's sign decides how often it pays. What a sign is worth is never said.
+"""A contextual bandit: every arm shows a sign, and an arm's sign decides how often it pays.
 
-The task says which arm shows which sign, and so every arm's mean; the session's own noise only says whether a pull pays. Attempts at one
-task therefore differ in luck alone, and the expected reward of every arm is known (`means`), so that a gradient can be worked out on paper.
-A pull that pays gives 1 / pulls. A session counts as a success when its last pull was at the best arm, paid or not.
+What a sign is worth is never shown. The task assigns signs to arms, and so fixes every arm's mean
+(`means`), which gives gradients in closed form; attempts at one task differ in luck alone. A pull
+that pays gives 1 / pulls. A session is a success if its last pull was at the best arm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
 
 SIGNS = ("leaf", "coin", "moon", "fish", "bell", "rain", "star", "boat")
-"""From the worst to the best: an order that nobody could guess."""
+"""From the worst to the best, in an order that cannot be guessed."""
 ARMS = "abcdefgh"
 
 
@@ -34,11 +34,12 @@ class Bandit:
         high: Annotated[float, Field(ge=0, le=1)] = 0.9,
         hints: bool = True,
     ) -> None:
-        """pulls: in a session; low, high: the chances that the worst and the best sign pay; hints: show the signs."""
+        """pulls: per session; low, high: probabilities that the worst and the best sign pay; hints:
+        show the signs."""
         if low >= high:
             raise ValueError(f"low is {low}, not below high {high}; no arm would be best")
         if not hints and pulls == 1:
-            raise ValueError("hints is off and pulls is 1: there is nothing to go by; give more pulls")
+            raise ValueError("hints is off and pulls is 1: nothing tells the arms apart; set pulls to 2 or more")
         self.pulls, self.low, self.high, self.hints = pulls, low, high, hints
         self.actions = tuple(ARMS[:arms])
         self.max_turns = pulls
@@ -56,12 +57,9 @@ class Bandit:
     def act(self, arm: str) -> Reply:
         self.pulled += 1
         pays = self.rng.random() < self.means[arm]
-        return Reply(
-            "pays" if pays else "nothing",
-            reward=pays / self.pulls,
-            done=self.pulled == self.pulls,
-            metrics={"success": float(arm == self.solve()), "expected": self.means[arm]},
-        )
+        metrics = {"success": float(arm == self.solve()), "expected": self.means[arm]}
+        text, done = "pays" if pays else "nothing", self.pulled == self.pulls
+        return Reply(text, reward=pays / self.pulls, done=done, metrics=metrics)
 
     def solve(self) -> str:
         return max(self.means, key=self.means.__getitem__)
@@ -71,5 +69,5 @@ class Bandit:
 
 
 def means(signs: dict[str, str], *, low: float, high: float) -> dict[str, float]:
-    """The chance that a pull pays, by arm."""
+    """The probability that a pull pays, by arm."""
     return {arm: low + (high - low) * SIGNS.index(sign) / (len(SIGNS) - 1) for arm, sign in signs.items()}

@@ -1,9 +1,11 @@
-"""A corridor with a treasure at its far end, and close behind the start a coin, which is worth little and ends the session too.
+"""A corridor with a treasure at its far end, and close behind the start a coin, which is worth
+little and ends the session too.
 
-In every cell hangs a sign that means left or right: the one leads a cell on, the other a cell back. What a sign means is never said, and
-each quarter of the corridor has signs of its own, so that the far quarters can be learnt only by those who get there. To a player who does
-not know the signs, going back looks better than going on: the coin is near, and the treasure out of reach.
-`position` and `distinct_states` (cells seen so far in the session) are told as metrics; cells are counted from the coin, which lies in 0.
+In every cell hangs a sign that means left or right; one leads a cell forward, the other a cell
+back. What a sign means is never shown, and each quarter of the corridor has its own signs, so the
+far quarters can be learnt only by those who get there. To a player who does not know the signs,
+going back looks better: the coin is near. The metrics are `position`, counted from the coin, and
+`distinct_states`, the cells seen in the session.
 """
 
 from __future__ import annotations
@@ -17,14 +19,13 @@ from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
 
 SIGNS = (("lamp", "rope"), ("bell", "vase"), ("horn", "mask"), ("drum", "coat"))
-"""By quarter: the sign that means left, and the one that means right."""
+"""By quarter: the sign for left and the sign for right."""
 
 
 class Corridor:
     """Say left or right. A treasure is ahead, a coin behind."""
 
     capabilities = ("planning", "memory")
-
     actions = ("left", "right")
 
     def __init__(
@@ -35,8 +36,8 @@ class Corridor:
         coin: Annotated[float, Field(ge=0, lt=1)] = 0.2,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """length: cells from coin to treasure; start: cells from coin to start; coin: what it pays; the treasure pays 1;
-        max_turns: 0 is two for each cell from start to treasure."""
+        """length: cells from coin to treasure; start: cells from coin to start; coin: its reward;
+        max_turns: 0 means two for each cell from start to treasure."""
         if start >= length:
             raise ValueError(f"start is {start}, not before the treasure at length {length}")
         self.length, self.start, self.coin = length, start, coin
@@ -53,7 +54,7 @@ class Corridor:
         return self._look()
 
     def act(self, move: str) -> Reply:
-        self.at += 1 if move == self._way() else -1
+        self.at += 1 if move == self.solve() else -1
         self.seen.add(self.at)
         metrics = {"position": float(self.at), "distinct_states": float(len(self.seen))}
         if self.at == self.length:
@@ -63,9 +64,6 @@ class Corridor:
         return Reply(self._look(), metrics=metrics)
 
     def solve(self) -> str:
-        return self._way()
-
-    def _way(self) -> str:
         return self.actions[pair_at(self.at, length=self.length).index(self._sign())]
 
     def _sign(self) -> str:

@@ -1,8 +1,9 @@
 """Countdown: make the target from the numbers, each used once at most, with + - * / and brackets.
 
-An answer is an expression; its value takes the place of the numbers in it. So `3*(8-2)` may be said at once, or as `8-2` and then `3*6`.
-As on television, every value on the way is a whole number above zero. The session ends at the target, or when a single number is left.
-What the model writes is parsed and walked, never evaluated as code.
+An answer is an expression; its value takes the place of the numbers in it, so `3*(8-2)` may be said
+at once, or as `8-2` and then `3*6`. As on television, every intermediate value is a whole number
+above zero. The session ends at the target, or when a single number is left. What the model writes
+is parsed and walked, never evaluated as code.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Numbers = tuple[int, ...]
 
 
 class BadExpression(ValueError):
-    """One short line for the model: what is wrong with its answer."""
+    """The message, one short line, is shown to the model."""
 
 
 class Countdown:
@@ -42,7 +43,7 @@ class Countdown:
         target: Annotated[int, Field(ge=10, le=1000)] = 50,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: given; largest: of the numbers; target: the largest; max_turns: 0 is one for each number."""
+        """largest: of the numbers; target: the largest; max_turns: 0 means one for each number."""
         if 0 < max_turns < numbers - 1:
             raise ValueError(f"max_turns is {max_turns}; {numbers} numbers take {numbers - 1} operations")
         self.numbers, self.largest, self.highest = numbers, largest, target
@@ -66,12 +67,11 @@ class Countdown:
         return Reply("wrong", done=True) if len(self.left) == 1 else Reply(self._look())
 
     def solve(self) -> str:
-        """The next operation of the shortest way, else of any."""
+        """The next operation of the shortest solution, or any operation if there is none."""
         way = shortest(self.left, self.target)
         return way[0] if way else operations(self.left)[0][0]
 
     def random_action(self, rng: random.Random) -> str:
-        """Any operation on two of the numbers that are left."""
         return rng.choice(operations(self.left))[0]
 
     def _look(self) -> str:
@@ -87,7 +87,6 @@ class Countdown:
 
 
 def evaluate(text: str) -> tuple[int, Counter[int]]:
-    """The value of an expression, and the numbers in it."""
     if not _EXPRESSION.fullmatch(text):
         raise BadExpression("say an expression")
     try:
@@ -114,7 +113,7 @@ def _value(node: ast.expr, used: Counter[int]) -> int:
 
 
 def combine(one: int, sign: str, other: int) -> int | None:
-    """None where the value is not a whole number above zero."""
+    """None if the value is not a whole number above zero."""
     if sign == "/":
         return one // other if other and one % other == 0 and one else None
     value = one + other if sign == "+" else one - other if sign == "-" else one * other
@@ -122,14 +121,14 @@ def combine(one: int, sign: str, other: int) -> int | None:
 
 
 def replaced(left: Numbers, *, used: Counter[int], value: int) -> Numbers:
-    """What is left, in order, once `used` became `value`."""
+    """The numbers left, sorted, once `used` became `value`."""
     if missing := used - Counter(left):
         raise BadExpression(f"no {min(missing)}" if min(missing) not in left else f"too many {min(missing)}")
     return tuple(sorted([*(Counter(left) - used).elements(), value]))
 
 
 def operations(left: Numbers) -> list[tuple[str, int, Numbers]]:
-    """Every operation on two of the numbers, the larger one first, with its value and what it leaves."""
+    """Every operation on two numbers, the larger first, with its value and the numbers left."""
     found: dict[str, tuple[str, int, Numbers]] = {}
     for one, other in combinations(range(len(left)), 2):
         large, small = max(left[one], left[other]), min(left[one], left[other])
@@ -143,7 +142,6 @@ def operations(left: Numbers) -> list[tuple[str, int, Numbers]]:
 
 @lru_cache(maxsize=4096)
 def shortest(left: Numbers, target: int) -> tuple[str, ...] | None:
-    """The fewest operations that make the target, or none."""
     frontier: dict[Numbers, tuple[str, ...]] = {left: ()}
     while frontier:
         further: dict[Numbers, tuple[str, ...]] = {}

@@ -1,103 +1,88 @@
-"""Tasks drawn at random. Promise: the same in any process, no two alike, and none of them in two splits."""
+"""Tasks drawn at random.
+
+Promise: the same tasks in any process, no two alike, and none of them in two splits.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import random
-from collections.abc import Callable, Container
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
-NUM_TRAIN = 1000
-NUM_TEST = 200
-NUM_DEV = 100
+SIZES = {"train": 1000, "dev": 100, "test": 200}
+NUM_DEV = SIZES["dev"]
+_SHARES = ("train", "train", "train", "dev", "test")
 _PATIENCE = 300
-"""Draws in a row that bring nothing new, after which there is taken to be no more."""
+"""A search for tasks ends after this many draws in a row without a new one."""
+
+Row = dict[str, Any]
+Draw = Callable[[random.Random], Row]
 
 
 def draw_tasks(
-    draw: Callable[[random.Random], dict[str, Any]],
-    *,
-    split: str,
-    seed: str,
-    apart: str = "",
-    num_dev: int = 0,
-    spare: Callable[[random.Random], dict[str, Any]] | None = None,
-) -> list[dict[str, Any]]:
-    """Distinct tasks of one split. Where `draw` cannot give enough, a fifth of what it can give is for testing.
+    draw: Draw, *, split: str, seed: str, apart: str = "", num_dev: int = 0, spare: Draw | None = None
+) -> list[Row]:
+    """Distinct tasks of one split. If `draw` gives too few, a fifth of them are for testing.
 
-    apart: a key of the tasks; no value of it is in two splits. num_dev: tasks that dev gets before train. Where it is 0, dev is what train
-    and test have left, and then what `spare` gives: neighbours of the world's tasks, for a world so small that nothing is left.
+    apart: a key of the tasks; no value of it is in two splits. num_dev: dev tasks taken before
+    train; if 0, dev gets what train and test leave, and then what `spare` draws: neighbours of the
+    tasks, for a world so small that nothing is left.
     """
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
-    distinct = _distinct(draw, rng, count=NUM_TRAIN + NUM_TEST + num_dev)
-    kept_together: dict[str, list[dict[str, Any]]] = {}
+    distinct = _distinct(draw, rng, count=SIZES["train"] + SIZES["test"] + num_dev)
+    by_key: dict[str, list[Row]] = {}
     for task in distinct:
-        kept_together.setdefault(_key(task, apart), []).append(task)
-    wanted = {"test": min(NUM_TEST, max(1, len(distinct) // 5)), "dev": num_dev, "train": len(distinct)}
-    splits: dict[str, list[dict[str, Any]]] = {name: [] for name in wanted}
-    for tasks in kept_together.values():
+        by_key.setdefault(_key(task, apart), []).append(task)
+    wanted = {"test": min(SIZES["test"], max(1, len(distinct) // 5)), "dev": num_dev, "train": len(distinct)}
+    splits: dict[str, list[Row]] = {name: [] for name in wanted}
+    for tasks in by_key.values():
         splits[next(name for name in wanted if len(splits[name]) < wanted[name])] += tasks
     if split == "dev" and not num_dev:
-        left = _distinct(draw, rng, count=NUM_DEV, apart=apart, besides=kept_together)
-        known = {**kept_together, **dict.fromkeys(_key(task, apart) for task in left)}
-        return left + (_distinct(spare, rng, count=NUM_DEV - len(left), apart=apart, besides=known) if spare else [])
+        left = _distinct(draw, rng, count=NUM_DEV, new=lambda task: _key(task, apart) not in by_key)
+        known = by_key.keys() | {_key(task, apart) for task in left}
+        missing = NUM_DEV - len(left) if spare else 0
+        return left + _distinct(spare or draw, rng, count=missing, new=lambda task: _key(task, apart) not in known)
     return splits.get(split, [])
 
 
-def _distinct(
-    draw: Callable[[random.Random], dict[str, Any]],
-    rng: random.Random,
-    *,
-    count: int,
-    apart: str = "",
-    besides: Container[str] = (),
-) -> list[dict[str, Any]]:
-    """No two alike, and none whose key is in `besides`; fewer where there are no more."""
-    found: dict[str, dict[str, Any]] = {}
-    misses = 0
-    while len(found) < count and misses < _PATIENCE:
-        task = draw(rng)
-        content = json.dumps(task, sort_keys=True)
-        new = content not in found and _key(task, apart) not in besides
-        misses = 0 if new else misses + 1
-        if new:
-            found[content] = task
-    return list(found.values())
+@cache
+def draw_split(draw: Callable[..., Row], *, split: str, seed: str, apart: str = "") -> list[Row]:
+    """Distinct tasks of one split from `draw(rng, split=split)`, without drawing the other splits.
 
-
-def _key(task: dict[str, Any], apart: str) -> str:
-    """What belongs to one split only."""
-    return str(task[apart]) if apart else json.dumps(task, sort_keys=True)
-
-
-SIZES = {"train": 1000, "dev": 100, "test": 200}
-_SHARES = ("train", "train", "train", "dev", "test")
+    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` keeps splits apart.
+    """
+    rng = random.Random(f"{seed} {split}")
+    return _distinct(
+        partial(draw, split=split),
+        rng,
+        count=SIZES.get(split, 0),
+        new=lambda task: not apart or split_of(_key(task, apart), seed=seed) == split,
+    )
 
 
 def split_of(key: str, *, seed: str) -> str:
-    """The split that owns whatever has this key: three fifths of all keys train, a fifth each are for dev and test."""
+    """The split that owns a key: train owns three fifths of all keys, dev and test a fifth each."""
     return _SHARES[hashlib.sha256(f"{seed}\x1f{key}".encode()).digest()[0] % len(_SHARES)]
 
 
-def draw_split(
-    draw: Callable[[random.Random], dict[str, Any]],
-    *,
-    split: str,
-    seed: str,
-    apart: Callable[[dict[str, Any]], str] | None,
-) -> list[dict[str, Any]]:
-    """Distinct tasks of `train`, `dev` or `test`, each drawn without the others.
-
-    apart: no value of it is in two splits; None where what `draw` gives for one split cannot be in another.
-    """
-    rng, misses = random.Random(f"{seed} {split}"), 0
-    distinct: dict[str, dict[str, Any]] = {}
-    while len(distinct) < SIZES.get(split, 0) and misses < _PATIENCE:
+def _distinct(
+    draw: Draw, rng: random.Random, *, count: int, new: Callable[[Row], bool] = lambda task: True
+) -> list[Row]:
+    """Up to `count` tasks, no two alike, of those that are `new`."""
+    found: dict[str, Row] = {}
+    misses = 0
+    while len(found) < count and misses < _PATIENCE:
         task = draw(rng)
-        content = json.dumps(task, sort_keys=True)
-        own = apart is None or split_of(apart(task), seed=seed) == split
-        misses = 0 if own and content not in distinct else misses + 1
-        if own:
-            distinct.setdefault(content, task)
-    return list(distinct.values())
+        size = len(found)
+        if new(task):
+            found.setdefault(json.dumps(task, sort_keys=True), task)
+        misses = 0 if len(found) > size else misses + 1
+    return list(found.values())
+
+
+def _key(task: Row, apart: str) -> str:
+    """Identifies what must be in one split only."""
+    return str(task[apart]) if apart else json.dumps(task, sort_keys=True)

@@ -1,14 +1,14 @@
-"""FrozenLake as text: walk from the top left to the bottom right over ice, around the holes. The model answers with one word.
+"""FrozenLake as text: walk from the top left to the bottom right over ice, around the holes.
 
-The map is told once (S start, F ice, H hole, G goal); every observation repeats where the walker is and what lies around it: for ice,
-how many steps are left from there, or with `hints` off just that it is ice, so that the way must be planned on the map.
+The model answers with one word. The first observation shows the map (S start, F ice, H hole,
+G goal); every observation gives the walker's cell and its four neighbours: for ice, the number of
+moves from there to the goal. With `hints` off, ice is just ice and the way must be planned.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections import deque
 from functools import lru_cache, partial
 from typing import Annotated, Any
 
@@ -16,7 +16,8 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
-from ludus.worlds.grid import MOVES, Cell
+from ludus.worlds.grid import MOVES, Cell, beside, inside
+from ludus.worlds.grid import distances as moves_from
 
 SIDES = {"up": ("left", "right"), "down": ("left", "right"), "left": ("up", "down"), "right": ("up", "down")}
 _HURRY = 0.999
@@ -27,7 +28,6 @@ class FrozenLake:
     """Walk to the goal: up, down, left or right."""
 
     capabilities = ("planning",)
-
     actions = tuple(MOVES)
 
     def __init__(
@@ -39,7 +39,8 @@ class FrozenLake:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """slippery: chance to slide to a side; hints: say how far the goal is each way; max_turns: 0 is three for each row but one."""
+        """slippery: chance to slide sideways; hints: show the distance to the goal each way;
+        max_turns: 0 means three for each row but one."""
         if holes > (size - 1) ** 2:
             raise ValueError(f"holes is {holes}; a lake of size {size} has room for {(size - 1) ** 2}")
         self.size, self.holes, self.slippery, self.hints = size, holes, slippery, hints
@@ -56,13 +57,12 @@ class FrozenLake:
         return f"{' '.join(self.rows)}\n{self._look()}"
 
     def act(self, text: str) -> Reply:
-        self.at = after(self.at, self._slide(text), size=self.size)
+        slides = self.slippery and self.rng.random() < self.slippery
+        self.at = after(self.at, self.rng.choice(SIDES[text]) if slides else text, size=self.size)
         self.turns_left -= 1
-        found = self._cell(self.at)
-        if found == "G":
-            return Reply("goal", reward=1.0, done=True)
-        if found == "H":
-            return Reply("hole", done=True)
+        found = _WORDS[self._cell(self.at)]
+        if found in ("goal", "hole"):
+            return Reply(found, reward=float(found == "goal"), done=True)
         return Reply(self._look())
 
     def solve(self) -> str:
@@ -70,19 +70,11 @@ class FrozenLake:
         worth = by_turns[max(0, self.turns_left - 1)]
         return max(MOVES, key=lambda move: expected(self.at, move, worth=worth, slippery=self.slippery))
 
-    def _slide(self, move: str) -> str:
-        if self.slippery and self.rng.random() < self.slippery:
-            return self.rng.choice(SIDES[move])
-        return move
-
     def _cell(self, cell: Cell) -> str:
-        inside = all(0 <= part < self.size for part in cell)
-        return self.rows[cell[0]][cell[1]] if inside else "#"
+        return self.rows[cell[0]][cell[1]] if inside(cell, size=self.size) else "#"
 
     def _look(self) -> str:
-        row, column = self.at
-        around = [f"{move} {self._see((row + down, column + right))}" for move, (down, right) in MOVES.items()]
-        return f"at {row} {column} {' '.join(around)}"
+        return f"at {self.at[0]} {self.at[1]} {' '.join(f'{m} {self._see(beside(self.at, m))}' for m in MOVES)}"
 
     def _see(self, cell: Cell) -> str:
         word = _WORDS[self._cell(cell)]
@@ -99,27 +91,23 @@ class FrozenLake:
 
 
 def after(cell: Cell, move: str, *, size: int) -> Cell:
-    row, column = cell[0] + MOVES[move][0], cell[1] + MOVES[move][1]
-    return (row, column) if 0 <= row < size and 0 <= column < size else cell
+    new = beside(cell, move)
+    return new if inside(new, size=size) else cell
 
 
 def distances(rows: list[str]) -> dict[Cell, int]:
-    """Steps to the goal, from every cell that can reach it."""
-    goal = (len(rows) - 1, len(rows) - 1)
-    found, queue = {goal: 0}, deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for move in MOVES:
-            row, column = after(cell, move, size=len(rows))
-            if (row, column) not in found and rows[row][column] != "H":
-                found[row, column] = found[cell] + 1
-                queue.append((row, column))
-    return found
+    """Moves to the goal, from every cell that can reach it."""
+
+    def is_open(cell: Cell, move: str) -> bool:
+        row, column = beside(cell, move)
+        return inside((row, column), size=len(rows)) and rows[row][column] != "H"
+
+    return moves_from((len(rows) - 1, len(rows) - 1), is_open=is_open)
 
 
 @lru_cache(maxsize=4096)
 def chances(rows: tuple[str, ...], *, slippery: float, max_turns: int) -> list[dict[Cell, float]]:
-    """The best player's chance to reach the goal, by turns left and cell; a little less for a longer way, so that it hurries."""
+    """The best success probability by turns left and cell, discounted by _HURRY a turn."""
     cells = [(row, column) for row in range(len(rows)) for column in range(len(rows))]
     by_turns = [{cell: float(rows[cell[0]][cell[1]] == "G") for cell in cells}]
     for _ in range(max_turns):

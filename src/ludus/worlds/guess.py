@@ -1,4 +1,7 @@
-"""A number-guessing game with one tool. Bisection always wins within `max_turns`; guessing at random seldom does."""
+"""A number-guessing game with one tool.
+
+Bisection always wins within `max_turns`; a random player seldom does.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ class Guess:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """numbers: candidates at the start, at most; largest: of all tasks; hints: list the candidates, not only the first and the last;
-        max_turns: 0 is what bisection needs."""
+        """numbers: most candidates at the start; largest: number in any task; hints: list all
+        candidates, not only the ends; max_turns: 0 means as many as bisection needs."""
         if largest < numbers:
             raise ValueError(f"largest is {largest}, below numbers {numbers}")
         self.numbers, self.largest, self.hints = numbers, largest, hints
@@ -51,17 +54,14 @@ class Guess:
             return Reply("found", reward=1.0, done=True)
         if number < self.secret:
             self.low = max(self.low, number + 1)
-            word = "higher"
-        else:
-            self.high = min(self.high, number - 1)
-            word = "lower"
-        return Reply(f"{word}, {self._left()}")
+            return Reply(f"higher, {self._left()}")
+        self.high = min(self.high, number - 1)
+        return Reply(f"lower, {self._left()}")
 
     def solve(self) -> ToolCall:
         return ToolCall("guess", {"number": (self.low + self.high) // 2})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any number there is, also one that is ruled out."""
         return ToolCall("guess", {"number": rng.randint(1, self.largest)})
 
     def _left(self) -> str:

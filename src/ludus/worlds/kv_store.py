@@ -1,9 +1,9 @@
-"""A key-value store that must be brought into a required state through several tools, then committed.
+"""A key-value store that must be brought into a required state through several tools, then
+committed.
 
-What still has to change is said after every call (`left c=7, e to d, f none`: set c, rename e, delete f). With `hints` off, the store must
-be looked at with `show` and compared with what is wanted.
-Committing ends the session: 1 if the store is exactly right, else 0. An explicit commit (rather than stopping as soon as the state is
-right) teaches to check before finishing, and makes blind trying worthless.
+With `hints` every reply lists what still has to change (`left c=7, e to d, f none`: set c, rename
+e, delete f); without, the store must be read with `show` and compared. Committing ends the session:
+1 if the store is exactly right, else 0. So checking pays, and blind trial does not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class KvStore:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """keys: at the start; changes: to be made; hints: say what still differs; max_turns: 0 is two for each change and one to commit."""
+        """keys: at the start; changes: to be made; hints: list what still differs; max_turns:
+        0 means two for each change and one to commit."""
         if changes > keys:
             raise ValueError(f"changes is {changes}, above keys {keys}; every change concerns a key of its own")
         self.keys, self.changes, self.hints = keys, changes, hints
@@ -81,12 +82,11 @@ class KvStore:
         return Reply("right" if right else "wrong", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """The last thing that is left: it stands nearest to the answer, where even a tiny model looks first."""
+        """The last change listed, nearest to the answer, where a tiny model looks first."""
         left = plan(self.store, self.wanted)
         return left[-1] if left else ToolCall("commit", {})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any tool, with keys and values that occur in the task."""
         known = self.store | self.wanted
         key, to = rng.choice(sorted(known)), rng.choice(sorted(known))
         arguments = {"put": {"key": key, "value": known[to]}, "delete": {"key": key}, "move": {"key": key, "to": to}}
@@ -115,7 +115,7 @@ def change(store: Store, kind: str, *, key: str, new: str, rng: random.Random) -
 
 
 def plan(store: Store, wanted: Store) -> list[ToolCall]:
-    """The fewest calls that turn `store` into `wanted`, in the order of their keys."""
+    """The shortest list of calls that turns `store` into `wanted`, sorted by key."""
     surplus = {key: value for key, value in sorted(store.items()) if key not in wanted}
     calls: dict[str, ToolCall] = {}
     for key, value in sorted(wanted.items()):

@@ -1,14 +1,15 @@
-"""A maze of rooms without a loop, from S to G. The model answers with one word, and a move into a wall leaves it where it is.
+"""A maze of rooms without a loop, from S to G.
 
-`view` "map" tells the whole maze once (o room, - and | a way, . none); "local" tells only where the goal is. Every observation says where
-the walker is and what lies around: for a way, how many moves are left from there, or with `hints` off just that it is open, so that the
-way must be planned on the map, or in the local view be found by walking.
+The model answers with one word; a move into a wall changes nothing. `view = "map"` shows the whole
+maze once (o room, - and | open, . closed), "local" only where the goal is. Every observation gives
+the walker's room and what lies around it: for an open way, the number of moves from there to the
+goal, or with `hints` off just "open", so that the way must be planned or found by walking.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -16,6 +17,7 @@ from pydantic import Field
 from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
 from ludus.worlds.grid import MOVES, Cell, beside, inside
+from ludus.worlds.grid import distances as moves_from
 
 Rows = list[str]
 
@@ -24,7 +26,6 @@ class Maze:
     """Walk from S to G: up, down, left or right."""
 
     capabilities = ("planning", "memory")
-
     actions = tuple(MOVES)
 
     def __init__(
@@ -35,8 +36,8 @@ class Maze:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """size: rooms each way; view: what is told of the maze; hints: say how far the goal is each way;
-        max_turns: 0 is one for each room and a row more."""
+        """size: rooms each way; view: how much is shown; hints: show the distance to the goal each
+        way; max_turns: 0 means one for each room and one more for each row."""
         self.size, self.view, self.hints = size, view, hints
         self.max_turns = max_turns or size * (size + 1)
 
@@ -70,7 +71,7 @@ class Maze:
         return str(self.moves_left[beside(self.at, move)]) if self.hints else "open"
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
-        """Start and goal follow from the maze, the two ends of its longest way: no maze is in both splits with other ends."""
+        """Start and goal are the ends of the maze's longest way, so no maze is in two splits."""
         rows = carve(self.size, rng=rng)
         start = _farthest(distances(rows, (0, 0)), within=self.size**2)
         goal = _farthest(distances(rows, start), within=self.max_turns)
@@ -78,7 +79,7 @@ class Maze:
 
 
 def carve(size: int, *, rng: random.Random) -> Rows:
-    """Every room is reached in exactly one way: walk at random, and where it goes no further, go back and try again."""
+    """A spanning tree by randomised depth-first search: exactly one way leads to each room."""
     side = 2 * size - 1
     drawn = [["o" if row % 2 == column % 2 == 0 else "." for column in range(side)] for row in range(side)]
     walked = [(rng.randrange(size), rng.randrange(size))]
@@ -102,15 +103,7 @@ def is_open(rows: Rows, room: Cell, move: str) -> bool:
 
 
 def distances(rows: Rows, goal: Cell) -> dict[Cell, int]:
-    """Moves to the goal from every room."""
-    found, queue = {goal: 0}, deque([goal])
-    while queue:
-        room = queue.popleft()
-        for move in MOVES:
-            if is_open(rows, room, move) and (other := beside(room, move)) not in found:
-                found[other] = found[room] + 1
-                queue.append(other)
-    return found
+    return moves_from(goal, is_open=partial(is_open, rows))
 
 
 def find(rows: Rows, mark: str) -> Cell:
@@ -119,8 +112,8 @@ def find(rows: Rows, mark: str) -> Cell:
 
 
 def _between(room: Cell, move: str) -> Cell:
-    """Where the map shows whether one can go that way."""
-    return 2 * room[0] + MOVES[move][0], 2 * room[1] + MOVES[move][1]
+    """The character of the map that shows whether a move is open."""
+    return beside((2 * room[0], 2 * room[1]), move)
 
 
 def _farthest(moves: dict[Cell, int], *, within: int) -> Cell:

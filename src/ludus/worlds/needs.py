@@ -1,6 +1,6 @@
-"""What the built-in worlds stand on, beside Ludus itself. Promise: what is not listed here a world does not need. Nothing is imported.
+"""The packages and programs that the built-in worlds need beside Ludus itself. Nothing is imported.
 
-`ludus doctor` says from this what is missing on a machine, and docs/worlds.md what to install and under which licences that stands.
+`ludus doctor` lists what a machine lacks from this, and docs/worlds.md what to install.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """From PyPI, in the extra `ludus[worlds]`."""
+    """A package on PyPI, in the extra `ludus[worlds]`."""
 
     name: str
     module: str
@@ -19,7 +19,7 @@ class Package:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Of the system: `apt-get install PACKAGE` brings it."""
+    """A program that `apt-get install PACKAGE` brings."""
 
     name: str
     package: str
@@ -31,7 +31,7 @@ class Needs:
     packages: tuple[Package, ...] = ()
     programs: tuple[Program, ...] = ()
     namespace: bool = False
-    """A sandbox for what a model writes."""
+    """Whether it needs a namespace sandbox."""
 
 
 NEEDS = {
@@ -42,10 +42,7 @@ NEEDS = {
         (Program("java", "default-jre-headless", "GPL-2.0 with classpath exception"),),
     ),
     "household": Needs(
-        (
-            Package("alfworld", "alfworld", "MIT"),
-            Package("fast-downward-textworld", "fast_downward", "GPL-3.0"),
-        )
+        (Package("alfworld", "alfworld", "MIT"), Package("fast-downward-textworld", "fast_downward", "GPL-3.0"))
     ),
     "browser": Needs((Package("miniwob", "miniwob", "MIT"),), (Program("chromium", "chromium", "BSD-3-Clause"),)),
 }

@@ -1,6 +1,7 @@
-"""BM25 over short texts, by SQLite's full-text index. Promise: the same words find the same texts in the same order, in any process.
+"""BM25 over short texts, by SQLite's full-text index.
 
-One index serves all sessions of a process; a query is words, never the index's own query language.
+Promise: the same words find the same texts in the same order, in any process. One index serves all
+sessions of a process. A query is words, never the index's own query language.
 """
 
 from __future__ import annotations
@@ -21,13 +22,12 @@ class Index:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.execute("CREATE VIRTUAL TABLE texts USING fts5(title, body, tokenize = 'porter unicode61')")
         self._connection.executemany("INSERT INTO texts VALUES (?, ?)", texts)
-        self._ranked = (
-            f"SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY bm25(texts, {title_weight}, 1.0), rowid LIMIT ?"
-        )
+        order = f"bm25(texts, {title_weight}, 1.0), rowid"
+        self._ranked = f"SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY {order} LIMIT ?"
         self._lock = threading.Lock()
 
     def search(self, query: str, *, count: int) -> list[int]:
-        """Positions of the best texts, best first; none where no word of the query is known."""
+        """Positions of the best texts, best first; empty if no word of the query is known."""
         words = dict.fromkeys(_WORD.findall(query[:_MAX_QUERY_CHARS].lower()))
         if not words:
             return []

@@ -1,7 +1,8 @@
-"""A made-up society of people, places and works, for worlds that ask about one. Promise: the same in any process.
+"""A made-up society of people, places and works, for worlds that ask about one.
 
-Each split has a society of its own, and no name is in two of them: what was learnt about one says nothing about the others.
-Relations come in pairs, one for each direction, as in Freebase; attributes are numbers.
+Promise: the same society in any process. Each split has its own, and no name is in two of them, so
+nothing learnt about one helps with another. Relations come in pairs, one for each direction, as in
+Freebase; attributes are numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class Relation:
-    """`phrase` says in words what is at the other end, for a question; `single`: there is at most one."""
+    """`phrase` names the object in a question; `single`: a subject has at most one object."""
 
     subject: str
     object: str
@@ -106,12 +107,8 @@ def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator
     for i, person in enumerate(names["person"]):
         yield person, "person.birthplace", rng.choice(names["city"])
         yield person, "person.university", rng.choice(names["university"])
-        if i >= 10:
-            yield (
-                person,
-                "person.teacher",
-                rng.choice(names["person"][:i]),
-            )  # an elder: nobody is their own teacher's teacher
+        if i >= 10:  # the teacher comes earlier in the list, so nobody is their own teacher's teacher
+            yield person, "person.teacher", rng.choice(names["person"][:i])
     for work in names["work"]:
         yield work, "work.creator", rng.choice(names["person"])
         yield work, "work.genre", rng.choice(names["genre"])

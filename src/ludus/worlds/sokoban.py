@@ -1,16 +1,17 @@
-"""Sokoban: push every box onto a goal. Boxes are pushed, never pulled, one at a time, and a wrong push may be final.
+"""Sokoban: push every box onto a goal.
 
-Levels are made by playing backwards from the solved one, pulling the boxes away, so each can be solved within `max_turns`.
-Maps use the usual signs (# wall, - floor, . goal, $ box, * box on a goal, @ player, + player on a goal); beyond the edge is wall. The
-map is told after every move, and for each move how many are left after it, "stuck" where no way is left, "wall" where nothing would move.
-With `hints` off there is the map alone, with "blocked" before it after a move that changed nothing.
+Boxes are pushed, never pulled, one at a time, and a wrong push may be final. Levels are made by
+playing backwards from the solved state, so each can be solved within `max_turns`. Maps use the
+usual signs (# wall, - floor, . goal, $ box, * box on a goal, @ player, + player on a goal); beyond
+the edge is wall. Every observation shows the map and, for each move, how many moves are left after
+it, "stuck" if the level cannot be solved any more, or "wall" if nothing would move. With `hints`
+off it shows the map alone, after "blocked" if the last move changed nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, permutations
@@ -20,18 +21,15 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
-from ludus.worlds.grid import MOVES, Cell, beside
+from ludus.worlds.grid import MOVES, Cell, beside, distances
 
-_SIGNS = {"wall": "#", "box": "$", "box on goal": "*", "player": "@", "player on goal": "+", "goal": ".", "floor": "-"}
 _NEVER = 1 << 20
 _PATIENCE = 100_000
-"""States after which a search is given up: more than any level made here was seen to need, and seconds for one that cannot be solved."""
+"""States after which a search is given up: more than any level made here needs."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """What does not move."""
-
     size: int
     floor: frozenset[Cell]
     goals: frozenset[Cell]
@@ -39,8 +37,6 @@ class Level:
 
 @dataclass(frozen=True)
 class State:
-    """What moves."""
-
     player: Cell
     boxes: frozenset[Cell]
 
@@ -49,7 +45,6 @@ class Sokoban:
     """You are @. Push every box $ onto a goal: up, down, left or right."""
 
     capabilities = ("planning",)
-
     actions = tuple(MOVES)
 
     def __init__(
@@ -62,14 +57,12 @@ class Sokoban:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """size: cells each way; pulls: of each box away from its goal; walls: inside; hints: say what each move leads to, with one box;
-        max_turns: 0 is four for each pull."""
+        """size: cells each way; pulls: of each box away from its goal; hints: show what each move
+        leads to (one box only); max_turns: 0 means four for each pull."""
         if walls > size * size // 4:
             raise ValueError(f"walls is {walls}; a level of size {size} has room for {size * size // 4}")
         if hints and boxes > 1:
-            raise ValueError(
-                f"hints is on and boxes is {boxes}; to know what is stuck takes too long there: set hints = false"
-            )
+            raise ValueError(f"hints is on and boxes is {boxes}; hints need a single box: set hints = false")
         self.size, self.boxes, self.pulls, self.walls, self.hints = size, boxes, pulls, walls, hints
         self.max_turns = max_turns or 4 * boxes * pulls
 
@@ -115,7 +108,7 @@ class Sokoban:
 
 
 def after(level: Level, state: State, move: str) -> State:
-    """The same state where the way is blocked."""
+    """The state after a move; unchanged if the way is blocked."""
     to, beyond = beside(state.player, move), beside(state.player, move, times=2)
     if to not in level.floor:
         return state
@@ -127,9 +120,9 @@ def after(level: Level, state: State, move: str) -> State:
 
 
 def play_backwards(level: Level, *, pulls: int, max_moves: int, rng: random.Random) -> State | None:
-    """From the solved level, pull boxes about, then walk away. Played forwards, the way back takes `max_moves` at most.
+    """A start from which `max_moves` solve the level, or None if nothing can be pulled.
 
-    No arrangement of the boxes comes twice, or most pulls would only undo others. None where nothing can be pulled.
+    No arrangement of the boxes comes twice, or most pulls would only undo others.
     """
     state, moves_left, seen = None, max_moves, {level.goals}
     for _ in range(pulls):
@@ -145,7 +138,10 @@ def play_backwards(level: Level, *, pulls: int, max_moves: int, rng: random.Rand
 
 
 def pulled(level: Level, state: State | None) -> list[tuple[State, int]]:
-    """Every pull of a box, after a walk to it, and its moves. No state: the solved one, with the player wherever a pull begins."""
+    """Every pull of a box with its number of moves, including the walk to the box.
+
+    No state stands for the solved level, with the player wherever a pull begins.
+    """
     boxes = state.boxes if state else level.goals
     walks = _walks(level, state) if state else dict.fromkeys(level.floor - boxes, 0)
     found = []
@@ -159,7 +155,7 @@ def pulled(level: Level, state: State | None) -> list[tuple[State, int]]:
 
 @lru_cache(maxsize=65536)
 def solution(level: Level, state: State) -> tuple[str, ...] | None:
-    """The fewest moves, or none where no way is found. A*: at least as many pushes are left as each box alone would need."""
+    """The shortest solution by A*, or None. Heuristic: the pushes that each box alone needs."""
     order, moves = count(), {state: 0}
     frontier = [(_least(level, state.boxes), next(order), state)]
     came: dict[State, tuple[State, str] | None] = {state: None}
@@ -178,67 +174,49 @@ def solution(level: Level, state: State) -> tuple[str, ...] | None:
 
 
 def read(rows: list[str]) -> tuple[Level, State]:
-    found = {
-        sign: [(r, c) for r, row in enumerate(rows) for c, s in enumerate(row) if s == sign] for sign in _SIGNS.values()
-    }
-    goals = found["."] + found["*"] + found["+"]
-    floor = goals + found["-"] + found["$"] + found["@"]
-    level = Level(len(rows), frozenset(floor), frozenset(goals))
-    return level, State((found["@"] + found["+"])[0], frozenset(found["$"] + found["*"]))
+    def cells(signs: str) -> frozenset[Cell]:
+        return frozenset((r, c) for r, row in enumerate(rows) for c, sign in enumerate(row) if sign in signs)
+
+    level = Level(len(rows), floor=cells("-.$*@+"), goals=cells(".*+"))
+    return level, State(min(cells("@+")), boxes=cells("$*"))
 
 
 def draw(level: Level, state: State) -> list[str]:
     def sign(cell: Cell) -> str:
-        what = "wall" if cell not in level.floor else "box" if cell in state.boxes else ""
-        what = what or ("player" if cell == state.player else "")
-        if cell in level.goals:
-            return _SIGNS[f"{what} on goal" if what else "goal"]
-        return _SIGNS[what or "floor"]
+        if cell not in level.floor:
+            return "#"
+        free, on_goal = "$*" if cell in state.boxes else "@+" if cell == state.player else "-."
+        return on_goal if cell in level.goals else free
 
     return ["".join(sign((row, column)) for column in range(level.size)) for row in range(level.size)]
 
 
 @lru_cache(maxsize=4096)
 def _pushes(level: Level) -> list[dict[Cell, int]]:
-    """For each goal, the pushes that a box alone would need from each cell; no entry where it would never get there."""
-    return [_pushes_to(goal, level) for goal in sorted(level.goals)]
+    """For each goal, the pushes that a box alone needs from each cell, if it can get there."""
 
+    def can_be_pulled(box: Cell, move: str) -> bool:
+        return beside(box, move) in level.floor and beside(box, move, times=2) in level.floor
 
-def _pushes_to(goal: Cell, level: Level) -> dict[Cell, int]:
-    found, queue = {goal: 0}, deque([goal])
-    while queue:
-        cell = queue.popleft()
-        for move in MOVES:
-            stand, new = beside(cell, move, times=2), beside(cell, move)
-            if new not in found and new in level.floor and stand in level.floor:
-                found[new] = found[cell] + 1
-                queue.append(new)
-    return found
+    return [distances(goal, is_open=can_be_pulled) for goal in sorted(level.goals)]
 
 
 @lru_cache(maxsize=1 << 17)
 def _least(level: Level, boxes: frozenset[Cell]) -> int:
-    """No fewer pushes are left, whichever box goes to which goal."""
+    """A lower bound of the pushes left, over all assignments of boxes to goals."""
     pushes = _pushes(level)
     return min(sum(to.get(box, _NEVER) for to, box in zip(pushes, order, strict=True)) for order in permutations(boxes))
 
 
 def _path(state: State, came: dict[State, tuple[State, str] | None]) -> tuple[str, ...]:
     moves: list[str] = []
-    while step := came[state]:
-        state, move = step
+    while last := came[state]:
+        state, move = last
         moves.append(move)
     return tuple(reversed(moves))
 
 
 def _walks(level: Level, state: State) -> dict[Cell, int]:
     """Moves to every cell that the player reaches without touching a box."""
-    found, queue = {state.player: 0}, deque([state.player])
     empty = level.floor - state.boxes
-    while queue:
-        cell = queue.popleft()
-        for move in MOVES:
-            if (new := beside(cell, move)) in empty and new not in found:
-                found[new] = found[cell] + 1
-                queue.append(new)
-    return found
+    return distances(state.player, is_open=lambda cell, move: beside(cell, move) in empty)

@@ -1,7 +1,8 @@
-"""Twenty questions: which of the things is it? Two tools, and an oracle that answers by rule, never by a model.
+"""Twenty questions: which of the things is it?
 
-The prompt lists the things with what is true of each; `ask` is answered with yes or no, and with `hints` on also with the things that are
-left. `answer` ends the session: 1 for the right thing, else 0. Asking for what divides the rest into halves always wins within `max_turns`.
+An oracle answers by rule. The prompt lists the things with their attributes; `ask` is answered with
+yes or no and, with `hints`, the things left. `answer` ends the session: 1 for the right thing, else
+0. Asking the question that best halves the rest always wins within `max_turns`.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class TwentyQuestions:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=0)] = 0,
     ) -> None:
-        """things: to choose from; attributes: of each, out of colour, size, shape and weight; hints: list what is left;
-        max_turns: 0 is what halving needs, one to answer, and one to spare."""
+        """things: to choose from; attributes: colour, size, shape, weight, so many of them; hints:
+        list what is left; max_turns: 0 means what halving needs, one to answer, and one spare."""
         self.attributes = list(ATTRIBUTES)[:attributes]
         self.kinds = [list(values) for values in itertools.product(*(ATTRIBUTES[name] for name in self.attributes))]
         if things > len(self.kinds):
@@ -93,7 +94,6 @@ class TwentyQuestions:
         return ToolCall("ask", {"attribute": self.attributes[column], "value": value})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Any question, or any thing of the list, also one that is ruled out."""
         if rng.random() < 0.5:
             return ToolCall("answer", {"name": rng.choice(list(self.things))})
         attribute = rng.choice(self.attributes)
@@ -109,7 +109,7 @@ class TwentyQuestions:
 
 
 def best_question(things: Things, left: list[str]) -> tuple[int, str]:
-    """The (column, value) that comes nearest to dividing what is left into halves."""
+    """The (column, value) that divides what is left most evenly."""
     questions = dict.fromkeys((column, value) for name in left for column, value in enumerate(things[name]))
 
     def larger_part(question: tuple[int, str]) -> int:

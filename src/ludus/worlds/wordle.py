@@ -1,7 +1,9 @@
-"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from the first guess to the last.
+"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from
+the first guess to the last.
 
-A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it), and with `hints` on also with the words that are
-still possible. Splits are disjoint by secret. Every task can be won within `max_turns` by whoever guesses the word that divides best.
+A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it) and, with
+`hints`, with the words still possible. Splits are disjoint by secret. Guessing the word that
+divides best wins every task within `max_turns`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ abbey acorn agent angel ankle apron bacon badge bench blend bloom boost brass br
 comet couch creed curve daisy depth donor dough eager ember fancy flint forty gauge glory grove haste ivory kayak ledge
 """
 DEV_WORDS = tuple(_DEV_LIST.split())
-"""Secrets of dev, where hardly a word is left that is no secret of train or test."""
+"""Secrets of dev alone: nearly every word of the list is a secret of train or test."""
 
 
 class Wordle:
@@ -54,7 +56,7 @@ class Wordle:
         hints: bool = True,
         max_turns: Annotated[int, Field(ge=2)] = 3,
     ) -> None:
-        """words: listed in a task; hints: list what is left after each guess; max_turns: guesses."""
+        """words: listed in a task; hints: list the words left; max_turns: guesses."""
         self.num_words, self.hints, self.max_turns = words, hints, max_turns
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
@@ -80,12 +82,11 @@ class Wordle:
         return best_guess(self.left)
 
     def random_action(self, rng: random.Random) -> str:
-        """Any word of the list, also one that is ruled out."""
         return rng.choice(self.words)
 
     def _draw(self, rng: random.Random) -> dict[str, Any]:
         words = tuple(sorted(rng.sample(WORDS, self.num_words)))
-        secrets = rng.sample(words, len(words))  # one is always found in time: the word that the solver guesses first
+        secrets = rng.sample(words, len(words))  # one always fits: the solver's first guess
         secret = next(secret for secret in secrets if guesses_needed(words, secret=secret) <= self.max_turns)
         return {"words": list(words), "secret": secret}
 
@@ -99,17 +100,13 @@ class Wordle:
 
 @lru_cache(maxsize=1 << 17)
 def feedback(guess: str, secret: str) -> str:
-    """A letter that the guess has more often than the secret is Y only as often as the secret has it to spare."""
+    """A repeated letter is Y only as often as the secret has it elsewhere."""
     spare = [there for here, there in zip(guess, secret, strict=True) if here != there]
     told = ""
     for here, there in zip(guess, secret, strict=True):
-        if here == there:
-            told += "G"
-        elif here in spare:
+        told += "G" if here == there else "Y" if here in spare else "."
+        if told[-1] == "Y":
             spare.remove(here)
-            told += "Y"
-        else:
-            told += "."
     return told
 
 
@@ -119,7 +116,7 @@ def still_possible(words: tuple[str, ...], *, guess: str, told: str) -> tuple[st
 
 @lru_cache(maxsize=4096)
 def best_guess(words: tuple[str, ...]) -> str:
-    """Of the words still possible, the one after whose answer the fewest are left on average."""
+    """The word after whose answer the fewest possible words are left on average."""
 
     def left_after(guess: str) -> int:
         return sum(size**2 for size in Counter(feedback(guess, secret) for secret in words).values())

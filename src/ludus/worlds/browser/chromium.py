@@ -1,7 +1,8 @@
-"""A headless Chromium and one page in it, over DevTools' pipe. Promise: when it dies or hangs, every call fails with its name.
+"""A headless Chromium and one page in it, over the DevTools pipe.
 
-The pipe is the browser's life line: it ends when our end is closed, so also when this process is killed, and no port is open to others.
-Every request of the page comes to `answer`, which gives it a file, lets it through, or refuses it: nothing else is ever fetched.
+Promise: if it dies or hangs, every call fails, named. The browser ends when the pipe is closed, so
+also when this process is killed, and no port is open to others. Every request of the page goes to
+`answer`, which serves a file, lets it through, or refuses it: nothing else is ever fetched.
 """
 
 from __future__ import annotations
@@ -36,16 +37,17 @@ os.dup2(theirs_in, 103), os.dup2(theirs_out, 104)
 os.dup2(103, 3), os.dup2(104, 4), os.close(103), os.close(104)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Chromium reads its pipe at 3 and writes at 4; another Python puts them there, as forking here and running code in between is not safe."""
+"""Chromium reads from descriptor 3 and writes to 4. Another Python sets them, because running code
+between fork and exec is not safe in a process with threads."""
 Answer = Callable[[str], Path | bool]
-"""Of a URL: the file to give, True to let it through to the network, False to refuse it."""
+"""Maps a URL to the file to serve, True (let it through to the network) or False (refuse it)."""
 
 
 def binary() -> str:
     for name in NAMES:
         if found := shutil.which(name):
             return found
-    raise EnvironmentFailed("browser needs Chromium, which is not here: apt-get install chromium")
+    raise EnvironmentFailed("browser needs Chromium, which is not installed: apt-get install chromium")
 
 
 class Chromium:
@@ -60,7 +62,7 @@ class Chromium:
         os.close(theirs_in)
         os.close(theirs_out)
         self._number, self._rest = 0, b""
-        self._answer: Answer = lambda url: False
+        self._answer: Answer = lambda _: False
         self._answers: dict[int, dict[str, Any]] = {}
         self._page = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -73,7 +75,6 @@ class Chromium:
         return self.process.poll() is None
 
     def visit(self, url: str, *, answer: Answer) -> None:
-        """Loads a page, and answers its requests that way from now on."""
         self._answer = answer
         told = self.call("Page.navigate", url=url)
         if told.get("errorText"):
@@ -90,7 +91,7 @@ class Chromium:
         return told["result"].get("value")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """LookupError is the browser's no; EnvironmentFailed means that it is gone."""
+        """Raises LookupError if the browser refuses, EnvironmentFailed if it is gone."""
         number = self._send(method, parameters)
         until = time.monotonic() + CALL_S
         while number not in self._answers:
@@ -140,16 +141,14 @@ class Chromium:
                 self._send("Page.handleJavaScriptDialog", {"accept": True})
 
     def _give(self, paused: dict[str, Any]) -> None:
-        id, url = paused["requestId"], paused["request"]["url"]
-        given = self._answer(url)
+        request, given = {"requestId": paused["requestId"]}, self._answer(paused["request"]["url"])
         if given is True:
-            self._send("Fetch.continueRequest", {"requestId": id})
+            self._send("Fetch.continueRequest", request)
         elif isinstance(given, Path) and given.is_file():
             kind = mimetypes.guess_type(given.name)[0] or "application/octet-stream"
             headers = [{"name": "Content-Type", "value": kind}]
             body = base64.b64encode(given.read_bytes()).decode()
-            self._send(
-                "Fetch.fulfillRequest", {"requestId": id, "responseCode": 200, "responseHeaders": headers, "body": body}
-            )
+            served = {"responseCode": 200, "responseHeaders": headers, "body": body}
+            self._send("Fetch.fulfillRequest", request | served)
         else:
-            self._send("Fetch.failRequest", {"requestId": id, "errorReason": "BlockedByClient"})
+            self._send("Fetch.failRequest", request | {"errorReason": "BlockedByClient"})

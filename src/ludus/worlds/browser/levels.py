@@ -1,4 +1,4 @@
-"""MiniWoB++ levels that are offered, and how each is solved: what to do next, from what is asked and what is seen."""
+"""The MiniWoB++ levels that are offered, each with its solver."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ludus.types import ToolCall
 from ludus.worlds.browser.page import Element
 
 Solver = Callable[[str, list[Element], int], ToolCall]
-"""Of what is asked, what is on the page, and how many actions were done already."""
+"""The next call, from the instruction, the elements of the page, and the number of actions done."""
 
 
 def _find(elements: list[Element], *roles: str, name: str = "") -> Element:
@@ -19,10 +19,6 @@ def _find(elements: list[Element], *roles: str, name: str = "") -> Element:
 
 def _click(element: Element) -> ToolCall:
     return ToolCall("click", {"element": element.number})
-
-
-def _type(element: Element, text: str) -> ToolCall:
-    return ToolCall("type_text", {"element": element.number, "text": text})
 
 
 def _button(asked: str, elements: list[Element], done: int) -> ToolCall:
@@ -39,11 +35,11 @@ def _dialog(asked: str, elements: list[Element], done: int) -> ToolCall:
 
 
 def _form(asked: str, elements: list[Element], done: int) -> ToolCall:
-    """Each quoted text into the next field; the last one into all fields that are left."""
+    """Types each quoted text into the next field, and the last one into all fields left."""
     texts = _quoted(asked)
     fields = [each for each in elements if each.role == "textbox"]
     if done < len(fields):
-        return _type(fields[done], texts[min(done, len(texts) - 1)])
+        return ToolCall("type_text", {"element": fields[done].number, "text": texts[min(done, len(texts) - 1)]})
     return _click(_find(elements, "button"))
 
 

@@ -1,4 +1,4 @@
-"""What a page shows, as numbered lines of its accessibility tree, and what can be done to it. Promise: what is not there is said so."""
+"""A page as numbered lines of its accessibility tree, and the actions on it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from ludus.worlds.browser.chromium import Chromium
 MAX_LINES = 120
 MAX_NAME_CHARS = 120
 _SHOWN_STATES = ("checked", "selected", "expanded", "disabled", "focused")
-_SILENT = (
-    "generic",
-    "none",
-    "InlineTextBox",
-    "LineBreak",
-    "RootWebArea",
-    "Canvas",
-    "LabelText",
-    "MenuListPopup",
-    "paragraph",
-)
+_SILENT = "generic none InlineTextBox LineBreak RootWebArea Canvas LabelText MenuListPopup paragraph"
+"""Roles that are not shown."""
 
 
 @dataclass(frozen=True)
 class Element:
-    """`number` is how the agent calls it, until the page is shown again."""
+    """`number` is valid until the page is shown again."""
 
     number: int
     role: str
@@ -41,14 +32,14 @@ class Element:
 
 
 class NotThere(Exception):
-    """The agent's mistake, told to it."""
+    """A mistake of the agent's; the message is shown to it."""
 
 
 def read(chromium: Chromium) -> list[Element]:
     nodes = {node["nodeId"]: node for node in chromium.call("Accessibility.getFullAXTree")["nodes"]}
-    root = next((id for id, node in nodes.items() if "parentId" not in node), None)
     elements: list[Element] = []
-    _walk(root, nodes, elements, said="")
+    if root := next((node for node in nodes.values() if "parentId" not in node), None):
+        _walk(root, nodes, elements, said="")
     return elements
 
 
@@ -65,7 +56,6 @@ def click(chromium: Chromium, element: Element) -> None:
 
 
 def type_text(chromium: Chromium, element: Element, text: str) -> None:
-    """In place of what stands there."""
     able = "return 'value' in this && !this.readOnly && !['checkbox','radio','button','submit','select-one'].includes(this.type)"
     if not _on(chromium, element, able):
         raise NotThere(f"{element} takes no text")
@@ -75,7 +65,6 @@ def type_text(chromium: Chromium, element: Element, text: str) -> None:
 
 
 def choose(chromium: Chromium, element: Element, option: str) -> None:
-    """An option of a list, by its text."""
     script = (
         "if (!this.options) return null; const all = [...this.options].map(o => o.text.trim()); const i = all.indexOf(option);"
         "if (i >= 0) { this.selectedIndex = i;"
@@ -98,32 +87,21 @@ def scroll(chromium: Chromium, element: Element | None, *, down: bool) -> None:
     _on(chromium, element, f"{script} (e || document.documentElement).scrollBy(0, {amount})")
 
 
-def _walk(id: str | None, nodes: dict[str, Any], found: list[Element], *, said: str) -> None:
-    """In the order of the page. The text inside a button or a field is not said twice."""
-    node = nodes.get(id or "")
-    if node is None:
-        return
-    role, name = (
-        node.get("role", {}).get("value", ""),
-        str(node.get("name", {}).get("value", "")).strip()[:MAX_NAME_CHARS],
-    )
-    spoken = (
-        not node["ignored"]
-        and role not in _SILENT
-        and (name or role != "StaticText")
-        and not (role == "StaticText" and name == said)
-    )
+def _walk(node: dict[str, Any], nodes: dict[str, Any], found: list[Element], *, said: str) -> None:
+    """Collects elements in page order. Text inside a button or a field is not repeated."""
+    role = node.get("role", {}).get("value", "")
+    is_text = role == "StaticText"
+    name = str(node.get("name", {}).get("value", "")).strip()[:MAX_NAME_CHARS]
+    spoken = not node["ignored"] and role not in _SILENT.split() and not (is_text and name in ("", said))
     value = str(node.get("value", {}).get("value", ""))[:MAX_NAME_CHARS]
     if spoken and "backendDOMNodeId" in node:
         properties = {each["name"]: each["value"].get("value") for each in node.get("properties", ())}
         states = tuple(state for state in _SHOWN_STATES if properties.get(state) in (True, "true"))
-        found.append(
-            Element(
-                len(found) + 1, "text" if role == "StaticText" else role, name, value, states, node["backendDOMNodeId"]
-            )
-        )
+        role = "text" if is_text else role
+        found.append(Element(len(found) + 1, role, name, value, states, node["backendDOMNodeId"]))
     for child in node.get("childIds", ()):
-        _walk(child, nodes, found, said=(value or name) if spoken else said)
+        if child in nodes:
+            _walk(nodes[child], nodes, found, said=(value or name) if spoken else said)
 
 
 def _centre(chromium: Chromium, element: Element) -> tuple[float, float]:
@@ -138,16 +116,12 @@ def _centre(chromium: Chromium, element: Element) -> tuple[float, float]:
 
 
 def _on(chromium: Chromium, element: Element, script: str, **arguments: str) -> Any:
-    """Runs a script of ours with `this` being the element; what the agent wrote comes as data only."""
+    """Runs a trusted script with the element as `this`; the agent's text is passed as data only."""
     try:
         target = chromium.call("DOM.resolveNode", backendNodeId=element.node)["object"]["objectId"]
     except LookupError:
         raise NotThere(f"{element} is gone") from None
-    told = chromium.call(
-        "Runtime.callFunctionOn",
-        objectId=target,
-        functionDeclaration=f"function({', '.join(arguments)}) {{ {script} }}",
-        arguments=[{"value": value} for value in arguments.values()],
-        returnByValue=True,
-    )
+    function = f"function({', '.join(arguments)}) {{ {script} }}"
+    given = {"arguments": [{"value": value} for value in arguments.values()], "returnByValue": True}
+    told = chromium.call("Runtime.callFunctionOn", objectId=target, functionDeclaration=function, **given)
     return told.get("result", {}).get("value")

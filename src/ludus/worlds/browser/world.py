@@ -1,16 +1,16 @@
 """MiniWoB++ in a real headless Chromium: small pages with one thing to do on each.
 
-The page is shown as its accessibility tree, one numbered line for each thing on it. Promise: only the package's own pages are fetched, and
-what `allow` names; everything else is refused by the browser's own interception. A browser that dies fails its session and is replaced.
-The reward is the page's own without its discount for time, which would depend on how fast the model is: 1, or 0 where the page says -1.
+The page is shown as its accessibility tree, one numbered line for each element. Promise: only the
+package's own pages are fetched, and what `allow` names. A browser that dies fails its session and
+is replaced. The reward is the page's own (1, or 0 if the page gives -1) without its discount for
+time, which would depend on the model's speed.
 """
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import random
-import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +21,10 @@ from ludus.types import ToolCall
 from ludus.worlds.browser import page
 from ludus.worlds.browser.chromium import Chromium
 from ludus.worlds.browser.levels import LEVELS
+from ludus.worlds.pool import Pool
 
 SITE = "http://miniwob.test/"
-"""No such host: its pages are the package's files."""
+"""Does not exist: the package's files are served under this name."""
 MAX_TEXT_CHARS = 500
 _SEEDS = {"train": range(0, 60), "dev": range(60, 68), "test": range(68, 80)}
 _BEGIN = """
@@ -31,7 +32,7 @@ Math.seedrandom(%r); core.EPISODE_MAX_TIME = 2e9; core.startEpisodeReal();
 for (const id of ['reward-display', 'query', 'click-canvas', 'sync-task-cover'])
   if (document.getElementById(id)) document.getElementById(id).style.display = 'none';
 """
-"""The page's own clock is set so far that it never ends a session; what shows rewards and time is hidden, and the question is told."""
+"""The page's clock never ends a session; what shows reward, time and question is hidden."""
 
 
 class Browser:
@@ -42,17 +43,15 @@ class Browser:
     max_turns = 12
 
     def __init__(self, *, levels: tuple[str, ...] = tuple(LEVELS), allow: tuple[str, ...] = ()) -> None:
-        """levels: of MiniWoB++, by the names of their pages; allow: beginnings of URLs that pages may also fetch, e.g. "http://127.0.0.1:8000/"."""
+        """levels: of MiniWoB++, by page name; allow: prefixes of URLs that pages may also fetch."""
         for level in levels:
             if level not in LEVELS:
                 raise ValueError(f"no level {level!r}.{nearest(level, LEVELS)} Known: {', '.join(LEVELS)}")
         for start in allow:
             if not start.startswith(("http://", "https://")) or start.count("/") < 3:
-                raise ValueError(
-                    f"allow has {start!r}; expected the beginning of a URL with its host, e.g. 'http://127.0.0.1:8000/'"
-                )
+                expected = "expected the beginning of a URL with its host, e.g. 'http://127.0.0.1:8000/'"
+                raise ValueError(f"allow has {start!r}; {expected}")
         self.levels, self.allow = levels, allow
-        self.chromium: Chromium | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         seeds = _SEEDS.get(split, range(0))
@@ -60,7 +59,7 @@ class Browser:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.level, self.done = task["level"], 0
-        self.chromium = self.chromium or _POOL.take()
+        self.chromium = _POOL.take()
         self.chromium.visit(f"{SITE}miniwob/{self.level}.html", answer=self._answer)
         self.chromium.evaluate(_BEGIN % f"{self.level} {task['seed']}")
         self.asked: str = self.chromium.evaluate("core.getUtterance()")
@@ -72,7 +71,7 @@ class Browser:
 
         element: its number
         """
-        return self._act(element, lambda chromium, found: page.click(chromium, found))
+        return self._act(element, page.click)
 
     @tool
     def type_text(self, element: int, text: str) -> Reply:
@@ -100,7 +99,7 @@ class Browser:
         """
         down = direction == "down"
         if element == 0:
-            page.scroll(self._running(), None, down=down)
+            page.scroll(self.chromium, None, down=down)
             return self._seen()
         return self._act(element, lambda chromium, found: page.scroll(chromium, found, down=down))
 
@@ -113,15 +112,16 @@ class Browser:
         return rng.choice([ToolCall("click", {"element": element}), ToolCall("type_text", typed)])
 
     def close(self) -> None:
-        chromium, self.chromium = self.chromium, None
-        if chromium is not None:
+        if hasattr(self, "chromium"):
+            chromium = self.chromium
+            del self.chromium
             _POOL.give_back(chromium)
 
-    def _act(self, number: int, do: Any) -> Reply:
+    def _act(self, number: int, do: Callable[[Chromium, page.Element], None]) -> Reply:
         if not 1 <= number <= len(self.elements):
             return Reply(f"there is no element {number}; they go from 1 to {len(self.elements)}", invalid=True)
         try:
-            do(self._running(), self.elements[number - 1])
+            do(self.chromium, self.elements[number - 1])
         except page.NotThere as error:
             return Reply(f"{error}\n{self._look()}", invalid=True)
         except LookupError as error:
@@ -130,67 +130,29 @@ class Browser:
         return self._seen()
 
     def _seen(self) -> Reply:
-        over, reward = self._running().evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
+        over, reward = self.chromium.evaluate("[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL]")
         if over:
-            won = float(reward >= 1)
-            return Reply(
-                "right" if won else "wrong", reward=max(0.0, float(reward)), done=True, metrics={"success": won}
-            )
+            text, won = ("right", 1.0) if reward >= 1 else ("wrong", 0.0)
+            return Reply(text, reward=max(0.0, float(reward)), done=True, metrics={"success": won})
         return Reply(self._look())
 
     def _look(self) -> str:
-        self.elements = page.read(self._running())
+        self.elements = page.read(self.chromium)
         return page.show(self.elements)
 
     def _answer(self, url: str) -> Path | bool:
-        """The package's own file, where the URL names one and stays inside its folder."""
+        """The package's own file, if the URL names one inside its folder."""
         if url.startswith(SITE):
             path = (pages() / url.removeprefix(SITE).partition("?")[0].partition("#")[0]).resolve()
             return path if path.is_relative_to(pages()) else False
         return url.startswith(self.allow) if self.allow else False
-
-    def _running(self) -> Chromium:
-        assert self.chromium is not None
-        return self.chromium
-
-
-class Pool:
-    """Browsers that no session uses now; starting one takes seconds."""
-
-    def __init__(self) -> None:
-        self._free: list[Chromium] = []
-        self._lock = threading.Lock()
-        atexit.register(self.end)
-
-    def take(self) -> Chromium:
-        with self._lock:
-            while self._free:
-                if (chromium := self._free.pop()).alive:
-                    return chromium
-                chromium.end()
-        pages()
-        return Chromium()
-
-    def give_back(self, chromium: Chromium) -> None:
-        if not chromium.alive:
-            chromium.end()
-            return
-        with self._lock:
-            self._free.append(chromium)
-
-    def end(self) -> None:
-        with self._lock:
-            while self._free:
-                self._free.pop().end()
 
 
 @cache
 def pages() -> Path:
     spec = importlib.util.find_spec("miniwob")
     if spec is None or not spec.submodule_search_locations:
-        raise EnvironmentFailed(
-            'browser needs the pages of miniwob, which is not installed: pip install "ludus[worlds]"'
-        )
+        raise EnvironmentFailed('browser needs miniwob, which is not installed: pip install "ludus[worlds]"')
     return (Path(spec.submodule_search_locations[0]) / "html").resolve()
 
 
@@ -198,4 +160,9 @@ def _clean(text: str) -> str:
     return text[:MAX_TEXT_CHARS].encode("utf-8", "replace").decode()
 
 
-_POOL = Pool()
+def _start() -> Chromium:
+    pages()  # says what to install before a browser is started in vain
+    return Chromium()
+
+
+_POOL = Pool(_start)

@@ -1,7 +1,8 @@
-"""What is right. Promise: answers are compared as text and numbers; nothing that a model wrote is ever evaluated.
+"""Grading. Promise: answers are compared as text and numbers, never evaluated.
 
-The rules are DBBench's: per cent signs and thousands commas do not count, every way to say nothing is "0", numbers are equal within a
-hundredth, and otherwise the answers are compared as a set. Writes are graded by what the tables hold afterwards.
+The rules are DBBench's: per cent signs and thousands commas do not count, every way to say nothing
+is "0", numbers are equal within a hundredth, and other answers are compared as a set. Writes are
+graded by what the tables hold afterwards.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def same_answers(given: Sequence[str], label: Sequence[str]) -> bool:
 
 
 def unpacked(given: Sequence[str]) -> list[str]:
-    """A single answer that looks like a list is taken as one: `["['a', 'b']"]` means a and b."""
+    """Reads a single answer that looks like a list as one: `["['a', 'b']"]` means a and b."""
     if len(given) != 1 or not given[0].strip().startswith(("[", "(")) or len(given[0]) > _MAX_LITERAL_CHARS:
         return list(given)
     try:
@@ -45,12 +46,15 @@ def normal(text: str) -> str:
 
 
 def same_rows(found: Iterable[Sequence[Any]] | None, wanted: Iterable[Sequence[Any]]) -> bool:
-    """The same rows as often, in any order; whole numbers and numbers with a point may be equal."""
+    """Whether both hold the same rows equally often, in any order; 1 and 1.0 are equal."""
     return found is not None and _sorted(found) == _sorted(wanted)
 
 
 def table_hash(rows: Iterable[Sequence[Any]]) -> str:
-    """DBBench's: five digits of each row's MD5, sorted, joined, and hashed again. NULLs are skipped, as concat_ws does."""
+    """DBBench's hash: five digits of each row's MD5, sorted, joined, and hashed again.
+
+    NULLs are skipped, as MySQL's concat_ws does.
+    """
     digests = sorted(_md5(",".join(str(cell) for cell in row if cell is not None))[:5] for row in rows)
     return _md5(",".join(digests))
 
@@ -68,7 +72,7 @@ def _number(text: str) -> float | None:
 
 
 def _numbers(texts: Sequence[str]) -> list[float]:
-    """Empty unless every text is a number."""
+    """The texts as numbers; empty unless every one is a number."""
     numbers = [number for text in texts if (number := _number(text)) is not None]
     return numbers if len(numbers) == len(texts) else []
 

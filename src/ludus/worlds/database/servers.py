@@ -1,14 +1,17 @@
 """Tables on a database server: MariaDB or MySQL through PyMySQL, PostgreSQL through psycopg.
 
-Promise: each session has a database and an account of its own, and both are gone when it closes; those of a process that was killed go
-when the next one comes to the server. A query that takes too long is stopped; rows beyond what the model is shown are not fetched; a
-server that goes away fails the session instead of counting against the model.
+Promise: each session has a database and an account of its own; both are dropped when it closes, and
+those of a killed process when the next process connects to the server. A query that takes too long
+is stopped, rows that the model is not shown are not fetched, and a server that goes away fails the
+session instead of counting against the model.
 
-Whose a database is, the server knows: its session holds a lock of that name, which ends with the session's connection, however it ends.
+The server knows the owner of a database: its session holds a lock of that name, which ends with the
+session's connection, however it ends.
 """
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
 import secrets
@@ -18,19 +21,18 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.worlds.database.store import QueryRefused, Store, Table, create_statement, one_line, shown, written
+from ludus.errors import ConfigError, EnvironmentFailed, border
+from ludus.worlds.database.store import TOO_LONG, QueryRefused, Table, one_line, quoted, shown, written
 
 QUERY_S = 5.0
-_TOO_LONG = "stopped: the query takes too long"
 _LOST = {1053, 1927, 2003, 2006, 2013, 2055}
-"""MySQL's codes for a connection that is gone."""
+"""MySQL's error codes for a lost connection."""
 _OWN = re.compile(r"ludus_[0-9a-f]{16}")
 _swept: set[str] = set()
-"""Servers that this process has looked at for what others left; once is enough."""
+"""Servers on which this process has dropped what killed processes left; once is enough."""
 
 
-def open_server(url: str, tables: Sequence[Table]) -> Store:
+def open_server(url: str, tables: Sequence[Table]) -> MariaStore | PostgresStore:
     scheme = urlsplit(url).scheme
     if scheme in ("mysql", "mariadb"):
         return MariaStore(url, tables)
@@ -44,7 +46,7 @@ class MariaStore:
         self._mysql = _imported("pymysql")
         self._address = _address(url)
         self._own, self._password = f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
-        with _reaching(url):
+        with border(EnvironmentFailed, f"database: no connection to {urlsplit(url).hostname or 'the local socket'}"):
             self._admin = self._mysql.connect(**self._address, autocommit=True, charset="utf8mb4")
         try:
             self._sweep_once(url)
@@ -62,20 +64,20 @@ class MariaStore:
                 return written(cursor.rowcount)
             text = shown([column[0] for column in cursor.description], cursor)
             if text.endswith("[TRUNCATED]"):
-                self._kill("QUERY")  # closing the cursor reads what is left, which may be without end
+                self._kill("QUERY")  # closing the cursor would read all rows left, perhaps without end
             return text
         except self._mysql.MySQLError as error:
             raise QueryRefused(self._reason(error)) from None
         except (ValueError, OverflowError) as error:
             raise QueryRefused(one_line(str(error))) from None
         finally:
-            with suppress(self._mysql.MySQLError, AttributeError):  # PyMySQL's own, on a connection that is gone
+            with suppress(self._mysql.MySQLError, AttributeError):  # PyMySQL's, on a lost connection
                 cursor.close()
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
         try:
             with self._admin.cursor() as cursor:
-                cursor.execute(f"SELECT * FROM `{self._own}`.{_ticked(table)}")
+                cursor.execute(f"SELECT * FROM `{self._own}`.{quoted(table, '`')}")
                 return list(cursor.fetchall())
         except self._mysql.ProgrammingError:
             return None
@@ -92,7 +94,7 @@ class MariaStore:
     def _drop(self, name: str) -> None:
         with suppress(self._mysql.MySQLError), self._admin.cursor() as cursor:
             cursor.execute(f"DROP USER IF EXISTS `{name}`@`%`")
-            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")  # last: what is left is found by it
+            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")  # last: an interrupted drop is found by it
 
     def _sweep_once(self, url: str) -> None:
         if url in _swept:
@@ -106,15 +108,12 @@ class MariaStore:
 
     def _prepare(self, tables: Sequence[Table]) -> None:
         with self._admin.cursor() as cursor:
-            cursor.execute("SELECT GET_LOCK(%s, 0)", (self._own,))  # before there is anything to be found by
+            cursor.execute("SELECT GET_LOCK(%s, 0)", (self._own,))  # first, or others drop the database
             cursor.execute(f"CREATE DATABASE `{self._own}` CHARACTER SET utf8mb4")
             cursor.execute(f"CREATE USER `{self._own}`@`%%` IDENTIFIED BY %s", (self._password,))
             cursor.execute(f"GRANT ALL ON `{self._own}`.* TO `{self._own}`@`%`")
             cursor.execute(f"USE `{self._own}`")
-            for table in tables:
-                cursor.execute(create_statement(table, quote="`"))
-                marks = ", ".join(["%s"] * len(table.columns))
-                cursor.executemany(f"INSERT INTO {_ticked(table.name).replace('%', '%%')} VALUES ({marks})", table.rows)
+            _fill(cursor, tables, quote="`")
 
     def _connected(self) -> Any:
         own = {"user": self._own, "password": self._password, "database": self._own}
@@ -123,7 +122,7 @@ class MariaStore:
         )
 
     def _again(self) -> None:
-        """A new connection; the old one and what it is doing are ended."""
+        """Replaces the connection, and ends what the old one is doing."""
         self._kill("CONNECTION")
         self._session._force_close()
         self._session = self._connected()
@@ -140,25 +139,24 @@ class MariaStore:
             self._again()
         except self._mysql.MySQLError as lost:
             raise EnvironmentFailed(f"database: the server went away: {lost}") from error
-        return _TOO_LONG
+        return TOO_LONG
 
 
 class PostgresStore:
     def __init__(self, url: str, tables: Sequence[Table]) -> None:
         self._pg = _imported("psycopg")
         self._url, self._own, self._password = url, f"ludus_{secrets.token_hex(8)}", secrets.token_hex(16)
-        with _reaching(url):
+        with border(EnvironmentFailed, f"database: no connection to {urlsplit(url).hostname or 'the local socket'}"):
             self._admin = self._pg.connect(url, autocommit=True)
         try:
             self._sweep_once(url)
-            self._admin.execute(
-                "SELECT pg_advisory_lock(%s)", (_key(self._own),)
-            )  # before there is anything to be found by
+            self._admin.execute("SELECT pg_advisory_lock(%s)", (_key(self._own),))  # first, or others drop the database
             self._admin.execute(f"CREATE ROLE {self._own} LOGIN PASSWORD '{self._password}'")
             self._admin.execute(f"GRANT {self._own} TO CURRENT_USER")
             self._admin.execute(f"CREATE DATABASE {self._own} OWNER {self._own}")
             self._session = self._connected()
-            self._fill(tables)
+            with self._session.cursor() as cursor:
+                _fill(cursor, tables, quote='"')
         except Exception as error:
             self.close()
             raise EnvironmentFailed(f"database: the session's own database could not be made: {error}") from error
@@ -168,7 +166,7 @@ class PostgresStore:
             with self._limited(), self._session.cursor() as cursor:
                 return self._streamed(cursor, query)
         except self._pg.errors.QueryCanceled:
-            raise QueryRefused(_TOO_LONG) from None
+            raise QueryRefused(TOO_LONG) from None
         except self._pg.Error as error:
             if self._session.broken or self._session.closed:
                 raise EnvironmentFailed(f"database: the server went away: {error}") from error
@@ -186,12 +184,12 @@ class PostgresStore:
         except self._pg.ProgrammingError as error:
             if error.sqlstate is not None or self._session.info.transaction_status:
                 raise
-            return "ok"  # not the server's complaint but the client's: a statement without rows has nothing to stream
+            return "ok"  # psycopg's own complaint: a statement without rows has nothing to stream
         if first is None:
             return "(no rows)"
         text = shown([column.name for column in cursor.description], itertools.chain((first,), rows))
         if text.endswith("[TRUNCATED]"):
-            self._again()  # before the rows are closed, which would read all that are left
+            self._again()  # before the rows are closed, which would read all rows left
         rows.close()
         return text
 
@@ -200,7 +198,7 @@ class PostgresStore:
         return self._pg.connect(self._url, **own, autocommit=True)
 
     def _again(self) -> None:
-        """A new connection; the old one and what it is doing are ended."""
+        """Replaces the connection, and ends what the old one is doing."""
         try:
             self._session.close()
             self._session = self._connected()
@@ -210,7 +208,7 @@ class PostgresStore:
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
         try:
             with self._limited():
-                return list(self._session.execute('SELECT * FROM "{}"'.format(table.replace('"', '""'))).fetchall())
+                return list(self._session.execute(f"SELECT * FROM {quoted(table)}").fetchall())
         except self._pg.errors.UndefinedTable:
             return None
         except self._pg.Error as error:
@@ -225,7 +223,7 @@ class PostgresStore:
     def _drop(self, name: str) -> None:
         with suppress(self._pg.Error):
             self._admin.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-            self._admin.execute(f"DROP ROLE IF EXISTS {name}")  # last: what is left is found by it
+            self._admin.execute(f"DROP ROLE IF EXISTS {name}")  # last: an interrupted drop is found by it
 
     def _sweep_once(self, url: str) -> None:
         if url in _swept:
@@ -240,14 +238,6 @@ class PostgresStore:
         (taken,) = self._admin.execute("SELECT pg_try_advisory_lock(%s)", (_key(name),)).fetchone()
         return bool(taken)
 
-    def _fill(self, tables: Sequence[Table]) -> None:
-        with self._session.cursor() as cursor:
-            for table in tables:
-                cursor.execute(create_statement(table, quote='"'))
-                marks = ", ".join(["%s"] * len(table.columns))
-                name = table.name.replace('"', '""').replace("%", "%%")
-                cursor.executemany(f'INSERT INTO "{name}" VALUES ({marks})', table.rows)
-
     @contextmanager
     def _limited(self) -> Iterator[None]:
         timer = threading.Timer(QUERY_S, self._session.cancel)
@@ -259,31 +249,22 @@ class PostgresStore:
             timer.cancel()
 
 
-@contextmanager
-def _reaching(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        place = urlsplit(url).hostname or "the local socket"
-        raise EnvironmentFailed(f"database: no connection to {place}: {one_line(str(error))}") from error
+def _fill(cursor: Any, tables: Sequence[Table], *, quote: str) -> None:
+    for table in tables:
+        cursor.execute(table.create(quote))
+        marks = ", ".join(["%s"] * len(table.columns))
+        cursor.executemany(f"INSERT INTO {quoted(table.name, quote).replace('%', '%%')} VALUES ({marks})", table.rows)
 
 
 def _imported(module: str) -> Any:
     try:
-        if module == "pymysql":
-            import pymysql
-            import pymysql.cursors
-
-            return pymysql
-        import psycopg
-
-        return psycopg
+        return importlib.import_module(module)
     except ImportError as error:
         raise ConfigError(f"database: a url needs {module}; pip install 'ludus[database]'") from error
 
 
 def _address(url: str) -> dict[str, Any]:
-    """What PyMySQL wants, from mysql://user:password@host:port or mysql://user@/?unix_socket=PATH."""
+    """PyMySQL's arguments, from mysql://user:password@host:port or ...?unix_socket=PATH."""
     parts = urlsplit(url)
     found = {
         "host": parts.hostname,
@@ -296,9 +277,5 @@ def _address(url: str) -> dict[str, Any]:
 
 
 def _key(name: str) -> int:
-    """PostgreSQL's locks have numbers for names."""
+    """The number of a name's lock: PostgreSQL's advisory locks have no names."""
     return int(name.removeprefix("ludus_")[:15], 16)
-
-
-def _ticked(name: str) -> str:
-    return "`{}`".format(name.replace("`", "``"))

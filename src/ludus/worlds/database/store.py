@@ -1,7 +1,10 @@
-"""Where a session's tables are. Promise: whatever a query does, it ends soon, answers in a few lines, and touches this session only.
+"""A session's tables.
 
-`SqliteStore` lives in this process: a budget of virtual machine steps ends loops, limits on cells and pages end floods, and nothing
-outside the session's own database can be opened. Servers are in servers.py.
+Promise: whatever a query does, it ends soon, answers in a few lines, and touches this session only.
+
+`SqliteStore` lives in this process: a budget of virtual-machine steps ends loops, limits on cells
+and pages end floods, and nothing outside the session's own database can be opened. servers.py has
+the stores on database servers.
 """
 
 from __future__ import annotations
@@ -9,19 +12,21 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 MAX_QUERY_CHARS = 20_000
 MAX_OUTPUT_CHARS = 800
 _STEPS = 10_000
 _MAX_STEPS = 50
-"""Half a million steps in all: some hundredths of a second, and many times what the longest sensible query on these tables takes."""
+"""Half a million steps in all, some hundredths of a second: far more than a sensible query
+takes."""
 _MAX_CELL_BYTES = 10_000
 _MAX_PAGES = 2_500
 _PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
 _FUNCTIONS = {"load_extension", "printf", "format"}
-"""Refused. The last two make a text of a thousand million characters in one step before its length is looked at."""
+"""Refused. The last two can make a text of a billion characters before any limit applies."""
 
+TOO_LONG = "stopped: the query takes too long"
 Row = Sequence[Any]
 
 
@@ -38,34 +43,26 @@ class Table:
         columns = tuple((name, kind) for name, kind in plain["columns"])
         return Table(plain["name"], columns, tuple(tuple(row) for row in plain["rows"]))
 
+    def create(self, quote: str = '"') -> str:
+        columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in self.columns)
+        return f"CREATE TABLE {quoted(self.name, quote)} ({columns})"
+
     def plain(self) -> dict[str, Any]:
         return {"name": self.name, "columns": [list(c) for c in self.columns], "rows": [list(row) for row in self.rows]}
 
 
 class QueryRefused(Exception):
-    """The database did not carry a query out; the text says why, in one line for the model."""
-
-
-class Store(Protocol):
-    def execute(self, query: str) -> str:
-        """What the model reads; raises QueryRefused."""
-        ...
-
-    def rows(self, table: str) -> list[tuple[Any, ...]] | None:
-        """All rows as they are now; None when the table is gone."""
-        ...
-
-    def close(self) -> None: ...
+    """The database refused a query; the message, one line, is shown to the model."""
 
 
 class SqliteStore:
     def __init__(self, tables: Sequence[Table]) -> None:
-        # calls come from different threads, one at a time
+        # calls come from different threads, but one at a time
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for table in tables:
-            self._connection.execute(create_statement(_caseless(table), quote='"'))
+            self._connection.execute(_caseless(table).create())
             marks = ", ".join("?" * len(table.columns))
-            self._connection.executemany(f'INSERT INTO "{_doubled(table.name)}" VALUES ({marks})', table.rows)
+            self._connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", table.rows)
         self._connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_CELL_BYTES + MAX_QUERY_CHARS)
         self._connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 200)
@@ -74,6 +71,7 @@ class SqliteStore:
         self._spent = 0
 
     def execute(self, query: str) -> str:
+        """The text that the model is shown; raises QueryRefused."""
         self._spent = 0
         try:
             cursor = self._connection.execute(query)
@@ -84,17 +82,18 @@ class SqliteStore:
             finally:
                 cursor.close()
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            raise QueryRefused(self._reason(error)) from None
+            raise QueryRefused(TOO_LONG if self._spent > _MAX_STEPS else one_line(str(error))) from None
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
-        """All rows of a query of our own."""
+        """All rows of a trusted query."""
         self._spent = 0
         return self._connection.execute(sql).fetchall()
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
+        """All rows of a table; None if it does not exist any more."""
         self._spent = 0
         try:
-            return self._connection.execute(f'SELECT * FROM "{_doubled(table)}"').fetchall()
+            return self._connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()
         except sqlite3.Error:
             return None
 
@@ -105,19 +104,9 @@ class SqliteStore:
         self._spent += 1
         return int(self._spent > _MAX_STEPS)
 
-    def _reason(self, error: Exception) -> str:
-        if self._spent > _MAX_STEPS:
-            return "stopped: the query takes too long"
-        return one_line(str(error))
-
-
-def create_statement(table: Table, *, quote: str) -> str:
-    columns = ", ".join(f"{quote}{_doubled(name, quote)}{quote} {kind}" for name, kind in table.columns)
-    return f"CREATE TABLE {quote}{_doubled(table.name, quote)}{quote} ({columns})"
-
 
 def shown(columns: Sequence[str], rows: Iterable[Row]) -> str:
-    """A line of names and a line for each row, cut at `MAX_OUTPUT_CHARS`; rows beyond that are not even fetched."""
+    """Column names and rows, a line each, cut at MAX_OUTPUT_CHARS; rows beyond are not fetched."""
     lines, length = [" | ".join(columns)], 0
     for row in rows:
         lines.append(" | ".join("NULL" if cell is None else str(cell) for cell in row))
@@ -136,12 +125,12 @@ def one_line(text: str) -> str:
     return " ".join(text.split())[:200]
 
 
-def _doubled(name: str, quote: str = '"') -> str:
-    return name.replace(quote, quote * 2)
+def quoted(name: str, quote: str = '"') -> str:
+    return f"{quote}{name.replace(quote, quote * 2)}{quote}"
 
 
 def _caseless(table: Table) -> Table:
-    """Texts are compared without regard to case, as MySQL and MariaDB do."""
+    """Compares texts case-insensitively, as MySQL and MariaDB do."""
     columns = tuple((n, kind if kind == "INTEGER" else f"{kind} COLLATE NOCASE") for n, kind in table.columns)
     return Table(table.name, columns, table.rows)
 

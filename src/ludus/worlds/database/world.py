@@ -1,14 +1,14 @@
 """Questions about a database, and changes to it, through SQL.
 
-Tables are the session's own: in this process with SQLite, or with `url` on a MariaDB, MySQL or PostgreSQL server. Committing ends the
-session: 1 for the right answer or, after a change, for tables that hold what they should; else 0. Tasks are generated; with `dbbench` the
-test split is AgentBench's file (and `dev` its dev.jsonl where a folder is named). What a commit was worth is not said.
+The tables are the session's own: in this process with SQLite, or with `url` on a MariaDB, MySQL or
+PostgreSQL server. Committing ends the session: 1 for the right answer or, after a change, for the
+right tables, else 0; the reply does not tell which. Tasks are generated; with `dbbench` the test
+split is AgentBench's file (and dev its dev.jsonl, if `dbbench` is a folder).
 """
 
 from __future__ import annotations
 
 import random
-from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +19,8 @@ from ludus.types import ToolCall
 from ludus.worlds.database import generated, grading
 from ludus.worlds.database.dbbench import read_dbbench
 from ludus.worlds.database.servers import open_server
-from ludus.worlds.database.store import MAX_QUERY_CHARS, QueryRefused, SqliteStore, Store, Table
-from ludus.worlds.drawing import SIZES, draw_split
+from ludus.worlds.database.store import MAX_QUERY_CHARS, QueryRefused, SqliteStore, Table
+from ludus.worlds.drawing import draw_split
 
 _MAX_ANSWERS = 1_000
 
@@ -32,19 +32,19 @@ class Database:
     capabilities = ("tool use", "reasoning")
 
     def __init__(self, *, dbbench: str = "", url: str = "", max_turns: Annotated[int, Field(ge=2)] = 15) -> None:
-        """dbbench: AgentBench's standard.jsonl, or its folder, as test tasks; url: a server such as mysql://user:password@host:3306."""
+        """dbbench: AgentBench's standard.jsonl, or its folder, as test tasks; url: a server such as
+        mysql://user:password@host:3306."""
         self.dbbench, self.url, self.max_turns = dbbench, url, max_turns
-        self._store: Store | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.dbbench and (file := self._file(split)):
             return read_dbbench(file)
-        return _drawn(split) if split in SIZES else []
+        return draw_split(generated.draw, split=split, seed="database")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.looked = task, False
         self.tables = tuple(Table.read(table) for table in task["tables"])
-        self._store = open_server(self.url, self.tables) if self.url else SqliteStore(self.tables)
+        self.store = open_server(self.url, self.tables) if self.url else SqliteStore(self.tables)
         question: str = task["question"]
         return question
 
@@ -57,7 +57,7 @@ class Database:
         if len(query) > MAX_QUERY_CHARS:
             return Reply(f"error: the query has {len(query)} characters; at most {MAX_QUERY_CHARS}", invalid=True)
         try:
-            return Reply(self._opened.execute(query))
+            return Reply(self.store.execute(query))
         except QueryRefused as refusal:
             return Reply(f"error: {refusal}", invalid=True)
 
@@ -71,14 +71,12 @@ class Database:
         return Reply("committed", reward=float(right), done=True)
 
     def solve(self) -> ToolCall:
-        """The gold SQL once, then the answer."""
         if not self.looked:
             self.looked = True
             return ToolCall("execute_sql", {"query": self.task["sql"]})
         return ToolCall("commit_final_answer", {"answers": self.task["answers"]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Looks at a table, or commits a cell of one."""
         table = rng.choice(self.tables)
         if rng.random() < 0.5:
             return ToolCall("execute_sql", {"query": f'SELECT * FROM "{table.name}" LIMIT {rng.randint(1, 9)}'})
@@ -86,36 +84,23 @@ class Database:
         return ToolCall("commit_final_answer", {"answers": [rng.choice(cells)]})
 
     def close(self) -> None:
-        if self._store is not None:
-            self._store.close()
-            self._store = None
-
-    @property
-    def _opened(self) -> Store:
-        assert self._store is not None
-        return self._store
+        if hasattr(self, "store"):
+            self.store.close()
 
     def _right(self, answers: list[str]) -> bool:
         if "hash" in self.task:
-            found = [self._opened.rows(table.name) for table in self.tables]
+            found = [self.store.rows(table.name) for table in self.tables]
             hashes = sorted(grading.table_hash(rows) for rows in found if rows is not None)
             return len(hashes) == len(found) and "_".join(hashes) == self.task["hash"]
         if self.task["category"] in generated.WRITES:
             wanted = generated.after(self.tables, self.task["sql"])
-            now = [self._opened.rows(table.name) for table in self.tables]
+            now = [self.store.rows(table.name) for table in self.tables]
             return all(grading.same_rows(rows, gold) for rows, gold in zip(now, wanted, strict=True))
         return grading.same_answers(answers, self.task["answers"])
 
     def _file(self, split: str) -> Path | None:
-        """Where the DBBench items of a split are, if they are anywhere."""
         path = Path(self.dbbench).expanduser()
         if not path.is_dir():
             return path if split == "test" else None
         file = path / {"test": "standard.jsonl", "dev": "dev.jsonl"}.get(split, "")
         return file if split != "train" and (file.is_file() or split == "test") else None
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    """Drawn once for each process: every task is tried in a database, which takes a second for all of them."""
-    return draw_split(partial(generated.draw, split=split), split=split, seed="database", apart=None)

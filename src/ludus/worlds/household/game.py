@@ -1,13 +1,16 @@
-"""A game being played. Promise: says word for word what textworld's own player of such games says (a test compares them), and costs little.
+"""A game in play.
 
-The planner's library holds the state, knows what is possible, and plans; grammar and facts give the words (telling.py). It keeps all
-that in its own globals, so every game that is played has a copy of it, which is then kept for the next game.
+Promise: says word for word what textworld's own player says (a test compares them), at little cost.
+The planner's library holds the state, lists what is possible, and plans; grammar and facts give the
+text (telling.py). The library keeps everything in its globals, so every game in play has its own
+copy, which is then kept for the next game.
 """
 
 from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Container
 from typing import Any
 
@@ -20,7 +23,7 @@ _INTRO = read_sentence("#intro#")
 
 
 class Libraries:
-    """Copies of the planner's library that no game uses now. To make one is to copy and load 33 MB, and none can be unloaded."""
+    """Free copies of the planner's library. Each is 33 MB and can never be unloaded."""
 
     def __init__(self) -> None:
         self._free: list[Any] = []
@@ -41,7 +44,7 @@ LIBRARIES = Libraries()
 
 
 class Game:
-    """`commands` are possible now, in order; `won` says whether the goal is reached."""
+    """`commands` are those possible now, sorted; `won`: the goal is reached."""
 
     def __init__(self, domain: str, grammar: str, problem: str) -> None:
         self._source = domain, problem
@@ -51,14 +54,13 @@ class Game:
             self._facts.setdefault(predicate, set()).add(tuple(arguments))
         self._teller = Teller(read_grammar(grammar), things_of(self._rules), self._facts)
         self._told: dict[str, str] = {}
-        """Commands of operators, where they do not depend on what changes."""
+        """Commands by operator, if they do not depend on what changes."""
         self._library = LIBRARIES.take()
         self._library.load_sas(self._rules.sas.encode())
         self._look()
         self.first = self._teller.tell(_INTRO, {})
 
     def act(self, command: str) -> str:
-        """What is said to one of `commands`."""
         operator = self._possible[command]
         action, bound = self._read(operator.name)
         self._apply(operator)
@@ -66,7 +68,6 @@ class Game:
         return self._teller.tell(self._teller.grammar.feedback[action], bound)
 
     def plan(self) -> list[str]:
-        """Commands that win from here, or none."""
         self._library.load_sas_replan(for_planning(*self._source).encode())
         if not self._library.replan(False):
             return []
@@ -75,7 +76,6 @@ class Game:
         return [self._command(operator.name) for operator in operators]
 
     def close(self) -> None:
-        """Its library may be another game's from now on."""
         if self._library is not None:
             LIBRARIES.give_back(self._library)
             self._library = None
@@ -113,29 +113,26 @@ class Game:
         return command
 
     def _read(self, operator: str) -> tuple[str, Bound]:
-        """Its action, and what it is about."""
         action, *things = operator.split()
         slots: list[Slot] = [(name, kind) for name, kind in self._rules.parameters[action]]
         return action, dict(zip(slots, things, strict=False))
 
 
 def things_of(rules: Translation) -> dict[str, Thing]:
-    """`cabinet 3` in place of an id with coordinates, numbered as alfworld does it."""
-    ids = sorted({id for fact in rules.facts for id in fact[1:]})
-    left: dict[str, int] = {}
-    for id in ids:
-        if "_bar_" in id:
-            left[_class_of(id)] = left.get(_class_of(id), 0) + 1
+    """Things by id, named and numbered as alfworld does: `cabinet 3`."""
+    ids = sorted({each for fact in rules.facts for each in fact[1:]})
+    left = Counter(_class_of(each) for each in ids if "_bar_" in each)
     things = {}
-    for id in ids:
-        name, kind = _class_of(id), rules.types[id]
-        things[id] = Thing(id, f"{name} {left[name]}" if "_bar_" in id else id, frozenset([kind, *rules.above[kind]]))
-        left[name] = left.get(name, 0) - 1
+    for each in ids:
+        name, kind = _class_of(each), rules.types[each]
+        called = f"{name} {left[name]}" if "_bar_" in each else each
+        things[each] = Thing(each, called, frozenset([kind, *rules.above[kind]]))
+        left[name] -= 1
     return things
 
 
 def _fixed(sentence: Sentence, *, changing: Container[str]) -> bool:
-    """Whether its words stay the same: no rule in it, which is not looked into, and no query about what changes."""
+    """Whether its text never changes: it has no rule and no query about what changes."""
     for symbol in sentence:
         given = symbol.given if isinstance(symbol, Each) else ()
         by_rule = isinstance(symbol.what if isinstance(symbol, Each) else symbol, Rule)
@@ -144,8 +141,8 @@ def _fixed(sentence: Sentence, *, changing: Container[str]) -> bool:
     return True
 
 
-def _class_of(id: str) -> str:
-    return id.partition("_bar_")[0] + ("basin" if "basin" in id else "")
+def _class_of(name: str) -> str:
+    return name.partition("_bar_")[0] + ("basin" if "basin" in name else "")
 
 
 def _operators(count: int) -> Any:

@@ -1,12 +1,15 @@
-"""The language that ALFWorld's games say everything in. Promise: reads what textworld's own parser reads, and nothing in it is run as code.
+"""The language of ALFWorld's games.
 
-A document names actions, each with a template (the command) and a feedback (what is said when it was carried out), and rules:
+Promise: reads what textworld's own parser reads, and runs nothing in it as code. A document names
+actions, each with a template (the command) and a feedback (the reply), and rules:
 
-    "inventory.feedback": [{"condition": "holdsany(a:agent)", "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
+    "inventory.feedback": [{"condition": "holdsany(a:agent)",
+                            "rhs": "You are carrying: [{o.name | holds(a:agent, o:object)}]."},
                            {"rhs": "You are not carrying anything."}]
 
-In a sentence `#rule#` stands for a rule's own sentence, `{value}` for a value, `{value | query}` for one of each match of a query, and
-with brackets around it these are a list. Who tells it is telling.py.
+In a sentence `#rule#` stands for a rule's sentence, `{value}` for a value, `{value | query}` for
+one value per match of a query, and `[{value | query}]` for a list of them. telling.py fills them
+in.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 
 _TOKEN = re.compile(r'"""(?P<block>.*?)"""|"(?P<text>[^"]*)"|(?P<word>[\w/-]+)|#[^\n]*', re.DOTALL)
 _SYMBOL = re.compile(
@@ -27,21 +30,19 @@ _SYMBOL = re.compile(
 _PREDICATE = re.compile(r"(\w+)\(([^()]*)\)")
 
 Slot = tuple[str, str]
-"""Name and type of what a query looks for."""
+"""Name and type of a variable of a query."""
 Query = tuple[tuple[str, tuple[Slot, ...]], ...]
-"""Predicates, all of which must hold."""
+"""Predicates that must all hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The sentence of the rule of this name."""
-
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """`what`, once for each match of `given`; and as a list where `listed`."""
+    """`what`, once for each match of `given`, as a list if `listed`."""
 
     what: Rule | ast.expr
     given: Query
@@ -56,7 +57,7 @@ class Grammar:
     templates: Mapping[str, Sentence]
     feedback: Mapping[str, Sentence]
     rules: Mapping[str, tuple[tuple[Query, Sentence], ...]]
-    """By name: alternatives, of which the first whose condition holds is taken."""
+    """Alternatives by name; the first whose condition holds is taken."""
 
 
 @lru_cache(maxsize=16)
@@ -64,7 +65,7 @@ def read_grammar(document: str) -> Grammar:
     found: dict[str, dict[str, Sentence]] = {"template": {}, "feedback": {}}
     rules: dict[str, list[dict[str, str]]] = {}
     action = word = ""
-    try:
+    with border(EnvironmentFailed, "a household game's grammar cannot be read"):
         for token in _TOKEN.finditer(document):
             if token["word"]:
                 action, word = (token["word"].lower() if word == "action" else action), token["word"]
@@ -76,13 +77,12 @@ def read_grammar(document: str) -> Grammar:
             name: tuple((read_query(each.get("condition", "")), read_sentence(each["rhs"])) for each in alternatives)
             for name, alternatives in rules.items()
         }
-    except (ValueError, LookupError, AttributeError, SyntaxError) as error:
-        raise EnvironmentFailed(f"a household game's grammar cannot be read: {error!r}") from None
-    return Grammar(found["template"], found["feedback"], read)
+        return Grammar(found["template"], found["feedback"], read)
 
 
 def read_sentence(text: str) -> Sentence:
-    """As textworld reads it: without spaces before it, and up to a sign that makes no sense (ALFWorld's grammar has a bracket too many)."""
+    """Like textworld, skips leading spaces and stops at the first character that does not parse
+    (ALFWorld's grammar has a bracket too many)."""
     symbols: list[str | Rule | Each] = []
     at = len(text) - len(text.lstrip())
     while symbol := _SYMBOL.match(text, at):
@@ -100,7 +100,7 @@ def read_sentence(text: str) -> Sentence:
 
 
 def read_query(text: str) -> Query:
-    """`holds(a:agent, o:object) & sliceable(o:object)`; nothing at all always holds."""
+    """Reads `holds(a:agent, o:object) & sliceable(o:object)`; an empty query always holds."""
     return tuple((name, tuple(_slot(slot) for slot in slots.split(","))) for name, slots in _PREDICATE.findall(text))
 
 

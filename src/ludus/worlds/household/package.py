@@ -1,6 +1,7 @@
-"""What the alfworld package ships and we build on, read from its files. Promise: alfworld itself is not imported.
+"""The files of the alfworld package that we build on.
 
-Importing it makes a folder in the user's home and sets ALFWORLD_DATA, which says where the official games are.
+Promise: alfworld itself is not imported, because that makes a folder in the user's home and sets
+ALFWORLD_DATA, which names the official games.
 """
 
 from __future__ import annotations
@@ -26,15 +27,14 @@ def folder() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-@cache
 def constants() -> ModuleType:
-    """Which classes of things exist, what fits where, and what can be cleaned, heated, cooled, sliced."""
+    """The classes of things, what fits where, and what can be cleaned, heated, cooled or sliced."""
     return _module("gen/constants.py")
 
 
 def goal(kind: str) -> dict[str, Any]:
     """`pddl`, a formula, and `templates`, sentences, of a kind of task."""
-    found: dict[str, Any] = _goals().gdict[kind]
+    found: dict[str, Any] = _module("gen/goal_library.py").gdict[kind]
     return found
 
 
@@ -50,7 +50,7 @@ def grammar() -> str:
 
 @cache
 def floor_plan(number: int) -> tuple[tuple[str, ...], dict[str, list[float]]]:
-    """Classes of the things in a room, and where one stands to use each receptacle that has a place: x, y, turn, tilt."""
+    """Classes of the things in a room, and the place (x, y, turn, tilt) of each receptacle."""
     layouts = folder() / "gen" / "layouts"
     classes = json.loads((layouts / f"FloorPlan{number}-objects.json").read_text())
     places = json.loads((layouts / f"FloorPlan{number}-openable.json").read_text())
@@ -58,10 +58,6 @@ def floor_plan(number: int) -> tuple[tuple[str, ...], dict[str, list[float]]]:
 
 
 @cache
-def _goals() -> ModuleType:
-    return _module("gen/goal_library.py")
-
-
 def _module(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"_alfworld_{Path(path).stem}", folder() / path)
     assert spec is not None

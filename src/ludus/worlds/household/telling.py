@@ -1,6 +1,7 @@
-"""What a game says, from its grammar and from what is true. Promise: the same words as textworld's own player, for the same facts.
+"""The text of a game, from its grammar and its facts.
 
-Textworld parses every sentence anew, and copies what it knows of the room for every word of it: twenty milliseconds for a line.
+Promise: the same words as textworld's own player, for the same facts. Textworld parses every
+sentence anew and copies its facts for every word: twenty milliseconds for a line.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from ludus.errors import EnvironmentFailed
 from ludus.worlds.household.grammar import Each, Grammar, Query, Rule, Sentence, Slot
 
 Bound = Mapping[Slot, str]
-"""The ids of things that a sentence is about."""
+"""The things that a sentence is about, by id."""
 Facts = dict[str, set[tuple[str, ...]]]
-"""Predicates, and the things that they are true of."""
+"""The things that each predicate is true of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Thing:
     id: str
     name: str
     kinds: frozenset[str]
-    """Its type, and all above it."""
+    """Its type and all supertypes."""
     definite: str = "the"
     indefinite: str = "a"
 
@@ -33,7 +34,7 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """Reads `facts`, which change while the game goes on."""
+    """Fills sentences in from `facts`, which change during the game."""
 
     grammar: Grammar
     things: Mapping[str, Thing]
@@ -43,7 +44,7 @@ class Teller:
         return "".join(part for symbol in sentence for part in self._parts(symbol, bound))
 
     def matches(self, query: Query, bound: Bound) -> Iterator[Bound]:
-        """Every way to fill the query's open slots, no thing in two of them; in the order of the things' ids."""
+        """Every way to fill the query's open slots with distinct things, sorted by id."""
         if not query:
             yield bound
             return
@@ -75,12 +76,12 @@ class Teller:
         for condition, sentence in self.grammar.rules.get(name, ()):
             if any(True for _ in self.matches(condition, bound)):
                 return self.tell(sentence, bound)
-        raise EnvironmentFailed(f"the game's grammar has nothing to say for #{name}#")
+        raise EnvironmentFailed(f"the game's grammar has no sentence for #{name}#")
 
     def _each(self, what: Rule | ast.expr, bound: Bound) -> str:
         if isinstance(what, Rule):
             return self._by_rule(what.name, bound)
-        return str(_value(what, {name: self.things[id] for (name, _), id in bound.items()}))
+        return str(_value(what, {name: self.things[thing] for (name, _), thing in bound.items()}))
 
     def _as_list(self, found: list[str], bound: Bound) -> list[str]:
         if len(found) < 2:
@@ -90,7 +91,7 @@ class Teller:
 
 
 def _value(node: ast.expr, things: Mapping[str, Thing]) -> str | Thing:
-    """`o.indefinite + ' ' + o.name`, `r.name or r.id`: walked, never evaluated as code."""
+    """Walks `o.indefinite + ' ' + o.name` or `r.name or r.id`; it is never evaluated as code."""
     match node:
         case ast.Name(id=name) if name in things:
             return things[name]
@@ -102,4 +103,4 @@ def _value(node: ast.expr, things: Mapping[str, Thing]) -> str | Thing:
             return f"{_value(left, things)}{_value(right, things)}"
         case ast.BoolOp(op=ast.Or(), values=[one, other]):
             return _value(one, things) or _value(other, things)
-    raise EnvironmentFailed(f"the game's grammar asks for {ast.unparse(node)!r}, which is not known here")
+    raise EnvironmentFailed(f"the game's grammar uses {ast.unparse(node)!r}, which is not supported")

@@ -1,8 +1,9 @@
-"""A game as the planner's library wants it. Promise: translated once, and then read from a file; the same whatever the hash seed.
+"""A game in the format of the planner's library.
 
-The library plays the game (what is possible, what it changes, whether it is won) and plans. It takes no PDDL but a list of operators, and
-to make one takes a tenth of a second or more: longer than everything else at a session's start. Every process that opens the
-task needs it, so it is kept in the state folder, some 15 kB a game.
+Promise: translated once and then read from a file; the same whatever the hash seed. The library
+plays the game and plans. It takes a list of operators instead of PDDL, and making one takes a tenth
+of a second or more, longer than the rest of a session's start. Every process that opens the task
+needs it, so it is kept in the state folder, some 15 kB a game.
 """
 
 from __future__ import annotations
@@ -25,27 +26,25 @@ from ludus.errors import EnvironmentFailed
 from ludus.sandboxes.owner import state_folder
 
 _TRANSLATING = threading.Lock()
-"""The package's translator keeps its options in a module, and takes over sys.argv and sys.stdout meanwhile."""
+"""The translator has global options, and replaces sys.argv and sys.stdout while it runs."""
 _FORM = 1
-"""Of the files. They are told apart by it: count it up when `translate` writes something else."""
+"""Version of the files' format: increase it when `translate` writes something else."""
 _HELD = 128
 """Games in memory, a third of a megabyte each."""
 
 
 @dataclass(frozen=True)
 class Translation:
+    """`sas` has the operators and the first state, `above` the supertypes of a type, `parameters`
+    the names and types of an action's arguments, `changing` the predicates that some action
+    changes, and `facts` what is true at first."""
+
     sas: str
-    """Every operator that any state allows, and the first state."""
     types: dict[str, str]
-    """Of each thing."""
     above: dict[str, list[str]]
-    """Of each type: those that it is also one of."""
     parameters: dict[str, list[list[str]]]
-    """Of each action: names and types, in the order in which an operator names its things."""
     changing: list[str]
-    """Predicates that some action changes; the others are true for ever, or never."""
     facts: list[list[str]]
-    """True at first: a predicate, and what it is true of."""
 
 
 @lru_cache(maxsize=_HELD)
@@ -55,7 +54,7 @@ def translated(domain: str, problem: str) -> Translation:
 
 @lru_cache(maxsize=_HELD)
 def for_planning(domain: str, problem: str) -> str:
-    """Only what may lead to the goal: what the planner searches in."""
+    """The operators that may lead to the goal, which the planner searches."""
     found = _kept("plan", domain, problem, make=lambda: {"sas": _run(domain, problem, optimize=True)[1]})
     return str(found["sas"])
 
@@ -82,7 +81,7 @@ def _run(domain: str, problem: str, *, optimize: bool) -> tuple[Any, str]:
             from fast_downward import pddl2sas
 
             task, sas = pddl2sas(domain, problem, optimize=optimize)
-        except (Exception, SystemExit) as error:  # a damaged game: it raises what it likes, or ends the process
+        except (Exception, SystemExit) as error:  # a damaged game may raise anything, or end the process
             raise EnvironmentFailed(f"the planner cannot read the game: {error!r}") from error
         finally:
             sys.argv = arguments
@@ -90,11 +89,9 @@ def _run(domain: str, problem: str, *, optimize: bool) -> tuple[Any, str]:
 
 
 def _kept(kind: str, *game: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `make` makes, from the file that it was written to before, if it is there and whole."""
-    key = hashlib.sha256("\0".join([kind, str(_FORM), version("fast_downward_textworld"), *game]).encode()).hexdigest()[
-        :32
-    ]
-    file = state_folder() / "household" / key
+    """What `make` makes, read from the file that an earlier call wrote, if it is intact."""
+    parts = "\0".join([kind, str(_FORM), version("fast_downward_textworld"), *game])
+    file = state_folder() / "household" / hashlib.sha256(parts.encode()).hexdigest()[:32]
     try:
         found: dict[str, Any] = json.loads(zlib.decompress(file.read_bytes()))
     except (OSError, ValueError, zlib.error):  # not yet there, or damaged
@@ -105,7 +102,7 @@ def _kept(kind: str, *game: str, make: Callable[[], dict[str, Any]]) -> dict[str
 
 def _write(file: Path, data: bytes) -> None:
     half = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
-    with contextlib.suppress(OSError):  # no room: the next process translates it again
+    with contextlib.suppress(OSError):  # disk full: the next process translates it again
         file.parent.mkdir(exist_ok=True)
         half.write_bytes(data)
         half.replace(file)

@@ -1,8 +1,9 @@
 """ALFWorld's text game: find a thing in a room, do something with it, and put it where it belongs.
 
-Promise: official games and games made here are never mixed, and every task id says which it is. The official ones are read from the folder
-that ALFWORLD_DATA names; `games = "auto"` takes them where it is set, else games made from the alfworld package's own parts (rooms.py).
-The reward is 1 when the game is won, else 0. Every observation ends with the commands that are possible.
+Promise: official and generated games are never mixed, and every task id tells which it is. Official
+games come from the folder ALFWORLD_DATA; `games = "auto"` uses them if it is set, else games made
+from the alfworld package's parts (rooms.py). The reward is 1 when the game is won, else 0. Every
+observation ends with the commands that are possible.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ludus.environments import Reply, tool
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 from ludus.types import ToolCall
 from ludus.worlds.household import package, rooms
 from ludus.worlds.household.game import Game
 
 FOLDERS = {"train": "train", "dev": "valid_seen", "test": "valid_unseen"}
-"""Our splits, and the official ones that they are."""
+"""The official split of each of ours."""
 MAX_COMMAND_CHARS = 200
 
 
@@ -32,19 +33,18 @@ class Household:
     max_turns = 30
 
     def __init__(self, *, games: Literal["auto", "official", "generated"] = "auto") -> None:
-        """games: official, generated, or auto, which is official where ALFWORLD_DATA is set."""
+        """games: official, generated, or auto (official if ALFWORLD_DATA is set)."""
         self.data = os.environ.get("ALFWORLD_DATA", "")
         self.official = games == "official" or (games == "auto" and bool(self.data))
         if self.official and not any((Path(self.data) / "json_2.1.1" / name).is_dir() for name in FOLDERS.values()):
-            raise ValueError(
-                f"ALFWORLD_DATA is {self.data!r}, where no json_2.1.1 with games is; run alfworld-download, or set games = 'generated'"
-            )
+            remedy = "run alfworld-download, or set games = 'generated'"
+            raise ValueError(f"ALFWORLD_DATA is {self.data!r}, which has no games in json_2.1.1; {remedy}")
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         return official_games(Path(self.data), split=split) if self.official else rooms.games(split)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        package.folder()  # or it is said what to install
+        package.folder()  # fails with what to install
         game, said = self._game(task)
         self.game = Game(game["pddl_domain"], game["grammar"], game["pddl_problem"])
         self.plan: list[str] = []
@@ -59,10 +59,8 @@ class Household:
         """
         command = action.strip()
         if command not in self.game.commands:
-            return Reply(
-                f"Nothing happens: {command[:MAX_COMMAND_CHARS]!r} is not possible now.\n{self._commands()}",
-                invalid=True,
-            )
+            refused = f"Nothing happens: {command[:MAX_COMMAND_CHARS]!r} is not possible now."
+            return Reply(f"{refused}\n{self._commands()}", invalid=True)
         self.plan = self.plan[1:] if self.plan[:1] == [command] else []
         told = self.game.act(command)
         if self.game.won:
@@ -70,7 +68,7 @@ class Household:
         return Reply(f"{told.strip()}\n{self._commands()}")
 
     def solve(self) -> ToolCall:
-        """The planner that the game brings; it takes about a second, so a plan is followed for as long as it holds."""
+        """The game's planner. It takes about a second, so a plan is followed while it holds."""
         self.plan = self.plan or self.game.plan()
         return ToolCall("take_action", {"action": (self.plan or ["look"])[0]})
 
@@ -88,30 +86,17 @@ class Household:
         if task["game"] == "generated":
             return rooms.make_game(task["kind"], split=task["split"], number=task["number"])
         path = Path(self.data) / "json_2.1.1" / task["game"]
-        try:
-            game: dict[str, str] = json.loads(path.read_text())
-            game["pddl_domain"], game["grammar"], game["pddl_problem"]
-        except (OSError, ValueError, LookupError) as error:
-            raise EnvironmentFailed(f"{path} is no game: {error}. Was it downloaded whole?") from None
-        return game, ""
+        with border(EnvironmentFailed, f"{path} cannot be read as a game; was it downloaded whole?"):
+            game = json.loads(path.read_text())
+            return {key: game[key] for key in ("pddl_domain", "grammar", "pddl_problem")}, ""
 
 
 def official_games(data: Path, *, split: str) -> list[dict[str, Any]]:
-    """Sorted by their paths. Those that the package itself leaves out (movable receptacles, slices, unsolved) are left out."""
-    top = data / "json_2.1.1"
-    found = sorted((top / FOLDERS[split]).glob("*/*/game.tw-pddl")) if split in FOLDERS else []
-    kept = [
-        path for path in found if not {"movable", "Sliced"} & _words(path) and b'"solvable": true' in path.read_bytes()
-    ]
-    return [
-        {
-            "id": f"alfworld-{path.parent.parent.name}-{path.parent.name}",
-            "game": path.relative_to(top).as_posix(),
-            "split": split,
-        }
-        for path in kept
-    ]
-
-
-def _words(path: Path) -> set[str]:
-    return {word for word in ("movable", "Sliced") if word in path.as_posix()}
+    """Sorted by path, without those that the package leaves out (movable, sliced, unsolved)."""
+    top, tasks = data / "json_2.1.1", []
+    for path in sorted((top / FOLDERS[split]).glob("*/*/game.tw-pddl")) if split in FOLDERS else ():
+        left_out = any(word in path.as_posix() for word in ("movable", "Sliced"))
+        if not left_out and b'"solvable": true' in path.read_bytes():
+            name = f"alfworld-{path.parent.parent.name}-{path.parent.name}"
+            tasks.append({"id": name, "game": path.relative_to(top).as_posix(), "split": split})
+    return tasks

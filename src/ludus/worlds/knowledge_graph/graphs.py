@@ -1,18 +1,19 @@
-"""Graphs that can be asked. Promise: an answer is a sorted tuple, and a graph that cannot answer fails the session, not the model.
+"""Graphs that answer queries.
 
-`SocietyGraph` is in this process. `SparqlGraph` asks an endpoint that holds Freebase; nothing of a model's goes into a query but
-names of relations, which must look like one.
+Promise: an answer is a sorted tuple, and a graph that cannot answer fails the session, not the
+model. `SocietyGraph` is in this process. `SparqlGraph` queries an endpoint that holds Freebase; the
+only model text in a query is names of relations, which must look like one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 from ludus.worlds.society import ATTRIBUTES, Society
 
 Nodes = tuple[str, ...]
@@ -21,7 +22,7 @@ _CHUNK = 200
 _NAMESPACE = "http://rdf.freebase.com/ns/"
 _RELATION = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)+")
 _NOISE = ("type.", "common.", "freebase.", "kg.", "user.", "base.ontologies.")
-"""Freebase's own bookkeeping."""
+"""Relations of Freebase's own bookkeeping."""
 _DATES = ", ".join(
     f"<http://www.w3.org/2001/XMLSchema#{kind}>" for kind in ("dateTime", "date", "gYear", "gYearMonth", "gMonthDay")
 )
@@ -29,22 +30,6 @@ _DATES = ", ".join(
 
 class TooMany(Exception):
     """More nodes than a variable may hold."""
-
-
-class Graph(Protocol):
-    def kind(self, nodes: Nodes) -> str:
-        """What the nodes are, in a word or two; empty where that is not known."""
-        ...
-
-    def relations(self, nodes: Nodes) -> Nodes: ...
-
-    def attributes(self, nodes: Nodes) -> Nodes: ...
-
-    def neighbours(self, nodes: Nodes, relation: str) -> Nodes: ...
-
-    def values(self, nodes: Nodes, attribute: str) -> dict[str, list[str]]:
-        """Of each node that has the attribute."""
-        ...
 
 
 class SocietyGraph:
@@ -111,22 +96,21 @@ class SparqlGraph:
         return rows
 
     def _send(self, query: str) -> list[dict[str, str]]:
-        try:
+        with border(EnvironmentFailed, f"knowledge_graph: the endpoint {self._url} gave no answer"):
             headers = {"Accept": "application/sparql-results+json"}
             answer = httpx.post(self._url, data={"query": query}, headers=headers, timeout=self._timeout_s)
             answer.raise_for_status()
             return [_plain(row) for row in answer.json()["results"]["bindings"]]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EnvironmentFailed(f"knowledge_graph: the endpoint {self._url} gave no answer: {error!r}") from error
+
+
+Graph = SocietyGraph | SparqlGraph
 
 
 def largest(values: dict[str, list[str]], *, sign: int) -> Nodes:
-    """The nodes with the largest value (`sign` 1) or the smallest (-1). Dates are compared as text, numbers as numbers."""
+    """The nodes with the largest (`sign` 1) or smallest (-1) value. Dates are compared as text."""
     pick = max if sign > 0 else min
-    ranked = {node: pick(_rank(text) for text in found) for node, found in values.items()}
-    if not ranked:
-        return ()
-    best = pick(ranked.values())
+    ranked = {node: pick(map(_rank, found)) for node, found in values.items()}
+    best = pick(ranked.values(), default=None)
     return _sorted(node for node, rank in ranked.items() if rank == best)
 
 

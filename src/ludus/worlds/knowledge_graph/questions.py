@@ -1,6 +1,6 @@
-"""Questions with the calls that answer them: our own about a society, and AgentBench's from its file.
+"""Questions with the calls that answer them: generated ones about a society, and AgentBench's.
 
-A call is [tool, arguments]; `#k` names what the k-th call that makes a variable made. Chains begin at a named entity.
+A call is [tool, arguments]; `#k` names the k-th variable made. Chains begin at a named entity.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import ConfigError
+from ludus.errors import ConfigError, border
 from ludus.worlds.knowledge_graph.graphs import Graph, SocietyGraph, chosen, largest
 from ludus.worlds.society import ATTRIBUTES, RELATIONS, society
 
@@ -30,14 +30,14 @@ _ARGUMENTS = {
 
 
 class Draft:
-    """A question in the making: the calls so far, what they found, and the words for it."""
+    """A question in the making: the calls so far and what they found."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.calls, self.found = graph, list[Call](), list[tuple[str, ...]]()
         self.entities: list[str] = []
 
     def chain(self, start: str, relations: Sequence[str]) -> tuple[str, str]:
-        """Follows relations from an entity; (variable, words)."""
+        """Follows relations from an entity; returns the variable and its description."""
         self.entities.append(start)
         variable, words = start, start
         nodes: tuple[str, ...] = (start,)
@@ -58,7 +58,7 @@ class Draft:
 
 
 def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
-    """A task with one to three hops, and often an intersection, a count or an extreme at the end."""
+    """A task of one to three hops, often with an intersection, a count or an extreme at the end."""
     graph = SocietyGraph(society(split))
     kind = rng.choice(("chain", "intersection", "count", "argmax", "argmin"))
     while True:
@@ -77,7 +77,7 @@ def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
 
 
 def _drawn(kind: str, draft: Draft, *, split: str, rng: random.Random) -> str:
-    """Completes the draft; empty where it came to nothing."""
+    """Completes the draft and returns its question; empty if there is none."""
     hops = rng.randint(2, 3) if kind == "chain" else rng.randint(1, 2)
     start, relations = _way(hops, split=split, rng=rng)
     variable, words = draft.chain(start, relations)
@@ -96,7 +96,7 @@ def _intersected(draft: Draft, variable: str, words: str, *, split: str, rng: ra
     nodes = draft.nodes(variable)
     if len(nodes) < 2:
         return ""
-    # walk back from one of them, so that the two have something in common
+    # walk back from one of the nodes, so that the two sets have it in common
     target = rng.choice(nodes)
     back = [r for r in society(split).relations(target) if RELATIONS[r].inverse != draft.calls[-1][1]["relation"]]
     if not back:
@@ -123,7 +123,7 @@ def _extreme(kind: str, draft: Draft, variable: str, words: str, *, target: str,
 
 
 def _way(hops: int, *, split: str, rng: random.Random) -> tuple[str, list[str]]:
-    """An entity, and relations that can follow each other from it; none leads straight back."""
+    """An entity and a chain of relations from it, none of which leads straight back."""
     people = society(split)
     start = node = rng.choice(list(people.types))
     relations: list[str] = []
@@ -137,16 +137,9 @@ def _way(hops: int, *, split: str, rng: random.Random) -> tuple[str, list[str]]:
     return (start, relations) if relations else _way(hops, split=split, rng=rng)
 
 
-# ------------------------------------------------------------------------------------------------ AgentBench's items
-
-
 def read_items(path: Path) -> list[dict[str, Any]]:
-    """AgentBench's std.json or dev.json."""
-    try:
-        items = json.loads(path.read_text(encoding="utf-8"))
-        return [_task(item) for item in items]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"items: {str(path)!r} cannot be read: {error!r}. Expected AgentBench's KG items") from error
+    with border(ConfigError, f"items: {str(path)!r} is not a file of AgentBench's knowledge-graph items"):
+        return [_task(item) for item in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def _task(item: dict[str, Any]) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Questions over a knowledge graph, some hops away. Tools make variables `#0`, `#1`, ...; the answer is one of them, said as text.
+"""Questions over a knowledge graph, some hops away.
 
-Answering ends the session: 1 if the variable holds exactly the right things, else 0; the metric `f1` says how near it was. The graph is
-a generated society in this process. With `sparql` and `items` the test split is AgentBench's questions over Freebase at that endpoint.
+Tools make variables `#0`, `#1`, ...; the answer is one of them, given as text. Answering ends the
+session: 1 if the variable holds exactly the right things, else 0; the metric `f1` tells how near it
+was. The graph is a generated society in this process. With `sparql` and `items` the test split is
+AgentBench's questions over Freebase at that endpoint.
 """
 
 from __future__ import annotations
 
 import random
 import re
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +22,14 @@ from ludus.types import ToolCall
 from ludus.worlds.drawing import draw_split
 from ludus.worlds.knowledge_graph.graphs import Graph, Nodes, SocietyGraph, SparqlGraph, TooMany, chosen, largest
 from ludus.worlds.knowledge_graph.questions import draw, read_items
-from ludus.worlds.society import SPLITS, society
+from ludus.worlds.society import society
 
 _ANSWER = re.compile(r"fin(?:al|d) answer:\s*#(\d{1,4})\b", re.IGNORECASE)
 _LIST_CHARS = 2_000
+
+
+class Unknown(Exception):
+    """A variable that holds no nodes; the message is shown to the model."""
 
 
 class KnowledgeGraph:
@@ -33,21 +40,20 @@ class KnowledgeGraph:
     capabilities = ("planning", "reasoning", "tool use")
 
     def __init__(self, *, sparql: str = "", items: str = "", max_turns: Annotated[int, Field(ge=3)] = 15) -> None:
-        """sparql: the URL of an endpoint that holds Freebase; items: AgentBench's std.json, as test tasks."""
+        """sparql: URL of a Freebase endpoint; items: AgentBench's std.json, as test tasks."""
         if bool(sparql) != bool(items):
-            raise ValueError("sparql and items belong together: items are questions about what the endpoint holds")
+            raise ValueError("sparql and items belong together: the items are questions about the endpoint's data")
         self.sparql, self.items, self.max_turns = sparql, items, max_turns
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.items and split == "test":
             return read_items(Path(self.items).expanduser())
-        return _drawn(split) if split in SPLITS else []
+        return draw_split(draw, split=split, seed="knowledge_graph")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.entities = task, task["entities"]
-        self.graph: Graph = (
-            SparqlGraph(self.sparql) if task["graph"] == "sparql" else SocietyGraph(society(task["graph"]))
-        )
+        own: str = task["graph"]
+        self.graph: Graph = SparqlGraph(self.sparql) if own == "sparql" else SocietyGraph(society(own))
         self.variables: list[Nodes] = []
         self.numbers: set[int] = set()
         self.played = 0
@@ -61,20 +67,13 @@ class KnowledgeGraph:
     @tool
     def get_neighbors(self, variable: str, relation: str) -> Reply:
         """Follow a relation; makes a variable."""
-        nodes = self._nodes(variable)
-        if isinstance(nodes, Reply):
-            return nodes
-        return self._made(lambda: self.graph.neighbours(nodes, relation), nothing=f"nothing by {relation[:60]!r}")
+        neighbours = partial(self.graph.neighbours, relation=relation)
+        return self._made(neighbours, variable, nothing=f"nothing by {relation[:60]!r}")
 
     @tool
     def intersection(self, variable1: str, variable2: str) -> Reply:
         """What is in both; makes a variable."""
-        one, other = self._nodes(variable1), self._nodes(variable2)
-        if isinstance(one, Reply):
-            return one
-        if isinstance(other, Reply):
-            return other
-        return self._made(lambda: chosen(one, other), nothing="nothing in both")
+        return self._made(chosen, variable1, variable2, nothing="nothing in both")
 
     @tool
     def get_attributes(self, variable: str) -> Reply:
@@ -94,11 +93,11 @@ class KnowledgeGraph:
     @tool
     def count(self, variable: str) -> Reply:
         """How many things there are; makes a variable."""
-        nodes = self._nodes(variable)
-        if isinstance(nodes, Reply):
-            return nodes
-        self.numbers.add(len(self.variables))
-        self.variables.append((str(len(nodes)),))
+        try:
+            self.variables.append((str(len(self._nodes(variable))),))
+        except Unknown as error:
+            return Reply(str(error), invalid=True)
+        self.numbers.add(len(self.variables) - 1)
         return Reply(f"#{len(self.variables) - 1}: a number")
 
     def say(self, text: str) -> Reply:
@@ -112,7 +111,6 @@ class KnowledgeGraph:
         return Reply("answered", reward=float(said == right), done=True, metrics={"f1": f1})
 
     def solve(self) -> ToolCall | str:
-        """The gold calls in turn, then the last variable."""
         calls = self.task["calls"]
         if self.played >= len(calls):
             return f"Final Answer: #{len(self.variables) - 1}"
@@ -121,58 +119,53 @@ class KnowledgeGraph:
         return ToolCall(name, arguments)
 
     def random_action(self, rng: random.Random) -> ToolCall | str:
-        """Any tool that fits, or any variable as the answer."""
         if self.variables and rng.random() < 0.2:
             return f"Final Answer: #{rng.randrange(len(self.variables))}"
         known = [*self.entities, *(f"#{k}" for k in range(len(self.variables)) if k not in self.numbers)]
         variable = rng.choice(known)
         nodes = self._nodes(variable)
-        assert not isinstance(nodes, Reply)
         attributes = self.graph.attributes(nodes)
         if attributes and rng.random() < 0.3:
-            return ToolCall(
-                rng.choice(("argmax", "argmin")), {"variable": variable, "attribute": rng.choice(attributes)}
-            )
+            name = rng.choice(("argmax", "argmin"))
+            return ToolCall(name, {"variable": variable, "attribute": rng.choice(attributes)})
         if rng.random() < 0.2:
             return ToolCall("count", {"variable": variable})
         relations = self.graph.relations(nodes) or ("none.known",)
         return ToolCall("get_neighbors", {"variable": variable, "relation": rng.choice(relations)})
 
-    def _nodes(self, variable: str) -> Nodes | Reply:
-        """What a variable or an entity stands for, or why it stands for nothing."""
+    def _nodes(self, variable: str) -> Nodes:
+        """The nodes that a variable or an entity stands for; raises Unknown."""
         name = variable.strip()
-        ids = self.entities.values()
-        if name in self.entities or name in ids:
+        if name in self.entities or name in self.entities.values():
             return (self.entities.get(name, name),)
         number = re.fullmatch(r"#(\d{1,4})", name)
         if number is None or int(number[1]) >= len(self.variables):
             known = [*self.entities, *(f"#{k}" for k in range(len(self.variables)))]
-            return Reply(f"no variable or entity {name[:60]!r}; known: {', '.join(known)[:300]}", invalid=True)
+            raise Unknown(f"no variable or entity {name[:60]!r}; known: {', '.join(known)[:300]}")
         if int(number[1]) in self.numbers:
-            return Reply(f"{name} is a number", invalid=True)
+            raise Unknown(f"{name} is a number")
         return self.variables[int(number[1])]
 
     def _listed(self, variable: str, what: str) -> Reply:
-        nodes = self._nodes(variable)
-        if isinstance(nodes, Reply):
-            return nodes
         try:
-            text = ", ".join(getattr(self.graph, what)(nodes)) or f"no {what}"
+            text = ", ".join(getattr(self.graph, what)(self._nodes(variable))) or f"no {what}"
+        except Unknown as error:
+            return Reply(str(error), invalid=True)
         except TooMany:
             return Reply("too many to list", invalid=True)
         return Reply(text if len(text) <= _LIST_CHARS else text[:_LIST_CHARS] + " [TRUNCATED]")
 
     def _ranked(self, variable: str, attribute: str, *, sign: int) -> Reply:
-        nodes = self._nodes(variable)
-        if isinstance(nodes, Reply):
-            return nodes
-        return self._made(
-            lambda: largest(self.graph.values(nodes, attribute), sign=sign), nothing=f"nothing has {attribute[:60]!r}"
-        )
+        def rank(nodes: Nodes) -> Nodes:
+            return largest(self.graph.values(nodes, attribute), sign=sign)
 
-    def _made(self, make: Any, *, nothing: str) -> Reply:
+        return self._made(rank, variable, nothing=f"nothing has {attribute[:60]!r}")
+
+    def _made(self, make: Callable[..., Nodes], *variables: str, nothing: str) -> Reply:
         try:
-            nodes: Nodes = make()
+            nodes = make(*map(self._nodes, variables))
+        except Unknown as error:
+            return Reply(str(error), invalid=True)
         except TooMany:
             return Reply("too many to hold in a variable", invalid=True)
         if not nodes:
@@ -180,8 +173,3 @@ class KnowledgeGraph:
         self.variables.append(nodes)
         kind = self.graph.kind(nodes)
         return Reply(f"#{len(self.variables) - 1}" + (f": instances of {kind}" if kind else ""))
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    return draw_split(partial(draw, split=split), split=split, seed="knowledge_graph", apart=None)

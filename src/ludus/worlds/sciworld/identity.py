@@ -1,12 +1,14 @@
-"""A number for every thing of the simulator, to be found by in sets. Promise: the same in every load, so things come in the same order.
+"""A hash code for the simulator's things.
 
-ScienceWorld's things have an id, counted from zero in each load, and compare by it, but are hashed by what the Java machine makes up. With
-that, the order of things in a room, and with it temperatures, changes from load to load; with one hash for all (`-XX:hashCode=2`), which
-is what everything else there gets, sets become lists, and a turn takes twice as long. So their class is given the missing method:
+Promise: the same in every load, so things come in the same order. ScienceWorld's things have an id,
+counted from zero in each load, and compare by it, but have Java's arbitrary hash. So the order of
+things in a room, and with it temperatures, would change from load to load; with one hash for all
+(`-XX:hashCode=2`), which other objects get, sets become lists and a turn takes twice as long. So
+their class gets the missing method:
 
     public int hashCode() { return (int) uuid; }
 
-It is written into a copy of the package's own class file, which the Java machine finds before the original.
+It is written into a copy of the package's class file, which Java finds before the original.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ import struct
 import zipfile
 from pathlib import Path
 
-from ludus.errors import EnvironmentFailed
+from ludus.errors import EnvironmentFailed, border
 
 THING = "scienceworld/struct/EnvObject.class"
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
-"""Bytes of a constant in a class file, by its tag; a text (tag 1) says its own length. Longs and doubles (5, 6) count as two constants."""
+"""Bytes of a constant by tag. A text (1) has its own length; a long or double (5, 6) counts
+twice."""
 
 
 def patched_classes(jar: Path, *, cache: Path) -> Path:
-    """A folder to stand before `jar` in the class path. Made once for a version of the package."""
-    try:
-        with zipfile.ZipFile(jar) as packed:
-            original = packed.read(THING)
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise EnvironmentFailed(f"sciworld cannot read {jar}: {error}; install scienceworld again") from None
-    changed = with_hash_code(original)
+    """A folder to put before `jar` in the class path, made once for a version of the package."""
+    with (
+        border(EnvironmentFailed, f"sciworld cannot read {jar}; install scienceworld again"),
+        zipfile.ZipFile(jar) as packed,
+    ):
+        changed = with_hash_code(packed.read(THING))
     folder = cache / f"scienceworld-{hashlib.sha256(changed).hexdigest()[:16]}"
     file = folder / THING
     if not file.is_file() or file.read_bytes() != changed:
@@ -43,7 +45,7 @@ def patched_classes(jar: Path, *, cache: Path) -> Path:
 
 
 def with_hash_code(original: bytes) -> bytes:
-    """The class file with one method more. Java's class files are described in chapter 4 of its machine's specification."""
+    """The class file with the method added (JVM specification, chapter 4)."""
     count = _short(original, 8)
     pool_end = _after_constants(original, count=count)
     methods = _after_fields(original, pool_end)
@@ -74,7 +76,7 @@ def _after_constants(original: bytes, *, count: int) -> int:
 
 
 def _after_fields(original: bytes, pool_end: int) -> int:
-    """Where the number of methods stands."""
+    """The position of the number of methods."""
     at = pool_end + 8 + 2 * _short(original, pool_end + 6)
     fields, at = _short(original, at), at + 2
     for _ in range(fields):

@@ -1,9 +1,10 @@
-"""ScienceWorld: school experiments in a house of ten rooms, by typed commands. The simulator is the package's own, in a Java process.
+"""ScienceWorld: school experiments in a house of ten rooms, by typed commands.
 
-Promise: train, dev and test never share a variation of an experiment; each is a piece of the library's own split of the same name.
-A turn is one step of the simulator: the package's own step also lists all valid commands, which takes ten times as long and is not read.
-The score is paid as it grows, and the whole way is worth 1; what a task has from its start (one may stand in the right room) is not paid. A
-wrong decision (focus on the wrong thing) ends the session and takes it all back.
+The simulator is the package's own, in a Java process. Promise: train, dev and test share no
+variation of an experiment; each is part of the library's own split of the same name. A turn is one
+step of the simulator; the package's own `step` also lists all valid commands, which takes ten times
+as long. The score is paid as it grows, 1 in all, without what a task grants at its start (being in
+the right room). A wrong decision (focus on the wrong thing) ends the session and takes it all back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.errors import nearest
-from ludus.worlds.sciworld.simulator import POOL, Simulator
+from ludus.worlds.sciworld.simulator import POOL
 
 VARIATIONS = {
     "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
@@ -32,17 +33,19 @@ VARIATIONS = {
     "inclined-plane-friction-unnamed-surfaces": 162,
     "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
 }  # fmt: skip
-"""Experiments, and how many variations the library has of each: known here, so that tasks can be listed without Java."""
+"""The library's number of variations by experiment, so that tasks can be listed without Java."""
 SHORT = (
     "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "find-living-thing",
     "find-non-living-thing", "find-plant", "find-animal", "chemistry-mix", "chemistry-mix-paint-secondary-color",
     "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived", "lifespan-shortest-lived",
     "lifespan-longest-lived-then-shortest-lived",
 )  # fmt: skip
-"""Those whose gold path takes 35 commands at most, and which start in a second. test-conductivity takes the simulator five to make."""
+"""Experiments whose gold path takes 35 commands at most, and which start within a second."""
 MAX_COMMAND_CHARS = 200
+_NOT_ASCII = re.compile(r"[^\x20-\x7e]+")
+"""Commands are ASCII, and half a surrogate pair breaks the connection to Java."""
 _PATHS: dict[tuple[str, int], list[str]] = {}
-"""Gold paths of this process, by experiment and variation: to work one out takes most of a second."""
+"""Gold paths by experiment and variation; computing one takes most of a second."""
 _PER_EXPERIMENT = {"train": 60, "dev": 8, "test": 12}
 
 
@@ -56,12 +59,11 @@ class SciWorld:
     capabilities = ("planning", "reasoning", "memory")
 
     def __init__(self, *, experiments: tuple[str, ...] = SHORT, max_turns: Annotated[int, Field(ge=1)] = 40) -> None:
-        """experiments: by the library's names; the long ones (boil, grow-plant, ...) take up to a hundred turns and more."""
+        """experiments: by the library's names; long ones (boil, grow-plant) take over 100 turns."""
         for name in experiments:
             if name not in VARIATIONS:
                 raise ValueError(f"no experiment {name!r}.{nearest(name, VARIATIONS)} Known: {', '.join(VARIATIONS)}")
         self.experiments, self.max_turns = experiments, max_turns
-        self.simulator: Simulator | None = None
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         return [
@@ -74,7 +76,7 @@ class SciWorld:
         self.task, self.earned = task, 0.0
         self.said: list[str] = []
         self.plan: list[str] | None = None
-        self.simulator = self.simulator or POOL.take()
+        self.simulator = POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
         first = self.simulator.call("step", "look around")
@@ -82,24 +84,20 @@ class SciWorld:
         return f"{self.simulator.call('getTaskDescription')}\ncommands: {commands}\n{first}"
 
     def act(self, text: str) -> Reply:
-        command = re.sub(
-            r"[^\x20-\x7e]+", " ", text
-        ).strip()  # its commands are ASCII, and half a surrogate pair breaks the link
+        command = _NOT_ASCII.sub(" ", text).strip()
         if not command or len(command) > MAX_COMMAND_CHARS:
             return Reply(f"say one command of at most {MAX_COMMAND_CHARS} characters", invalid=True)
-        simulator = self._running()
         self.said.append(command)
-        told = simulator.call("step", command)
-        before, now = self.earned, float(simulator.call("getScore"))
+        told = self.simulator.call("step", command)
+        before, now = self.earned, float(self.simulator.call("getScore"))
         self.earned = max(0.0, now - self.given) / (1 - self.given)
-        done = bool(simulator.call("getCompleted")) or now < 0
+        done = bool(self.simulator.call("getCompleted")) or now < 0
         metrics = {"success": float(now >= 1 - 1e-6), "score": max(0.0, now)}
-        return Reply(
-            told, reward=self.earned - before, done=done, metrics=metrics, invalid=told.startswith("No known action")
-        )
+        unknown = told.startswith("No known action")
+        return Reply(told, reward=self.earned - before, done=done, metrics=metrics, invalid=unknown)
 
     def solve(self) -> str:
-        """The library's gold path, from where it was left; it knows nothing of mistakes."""
+        """The next command of the library's gold path, which does not correct mistakes."""
         known = self.task["experiment"], self.task["variation"]
         if self.plan is None:
             self.plan = _PATHS[known] if known in _PATHS else self._gold_path()
@@ -110,33 +108,27 @@ class SciWorld:
         return self.plan[min(followed, len(self.plan) - 1)]
 
     def random_action(self, rng: random.Random) -> str:
-        template = rng.choice(sorted(self._running().call("getPossibleActions")))
-        things = sorted(self._running().call("getPossibleObjects"))
+        template = rng.choice(sorted(self.simulator.call("getPossibleActions")))
+        things = sorted(self.simulator.call("getPossibleObjects"))
         return re.sub(r"\b(OBJ|LOC)\b", lambda _: rng.choice(things), template)
 
     def close(self) -> None:
-        simulator, self.simulator = self.simulator, None
-        if simulator is not None:
+        if hasattr(self, "simulator"):
+            simulator = self.simulator
+            del self.simulator
             POOL.give_back(simulator)
 
-    def _running(self) -> Simulator:
-        assert self.simulator is not None
-        return self.simulator
-
     def _gold_path(self) -> list[str]:
-        """Working it out takes the simulator through the experiment and back to its start, from where it is brought to where it was."""
-        simulator = self._running()
-        simulator.load(self.task["experiment"], self.task["variation"], gold=True)
-        path = list(simulator.call("getGoldActionSequence"))
+        """Computing it resets the experiment, so the session's commands are then replayed."""
+        self.simulator.load(self.task["experiment"], self.task["variation"], gold=True)
+        path = list(self.simulator.call("getGoldActionSequence"))
         for command in ["look around", *self.said]:
-            simulator.call("step", command)
+            self.simulator.call("step", command)
         return path
 
 
 def variations(experiment: str, *, split: str) -> range:
-    """The library's rule: half of them for training, a quarter for development, the rest for testing."""
-    total = VARIATIONS[experiment]
-    quarter = total // 4
-    return {"train": range(2 * quarter), "dev": range(2 * quarter, 3 * quarter), "test": range(3 * quarter, total)}.get(
-        split, range(0)
-    )
+    """The library's rule: half of the variations train, a quarter are dev, the rest test."""
+    quarter, total = VARIATIONS[experiment] // 4, VARIATIONS[experiment]
+    bounds = {"train": (0, 2 * quarter), "dev": (2 * quarter, 3 * quarter), "test": (3 * quarter, total)}
+    return range(*bounds.get(split, (0, 0)))

@@ -1,19 +1,18 @@
-"""What can be searched: an encyclopaedia of the made-up societies, or a file of the user's.
+"""The documents that can be searched: an encyclopaedia of the made-up societies, or a user's file.
 
-One document per person, place or work, which tells what belongs to it and names the next ones. The answer to a question of two hops or
-more is therefore in no document that the question itself names.
+There is one document for each person, place or work; it describes it and names its neighbours. So
+no document that a question of two or more hops names holds the answer.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import ConfigError
+from ludus.worlds.files import read_jsonl
 from ludus.worlds.retrieval import Index
 from ludus.worlds.society import SPLITS, Society, society
 
@@ -46,9 +45,15 @@ class Corpus:
 
 @cache
 def corpus_of(path: str) -> Corpus:
-    """Of the file, one JSON object a line with `title` and `text`; without one, of all societies together."""
-    documents = tuple(_read(Path(path).expanduser()) if path else _generated())
+    """The corpus in a JSONL file; without a path, that of all societies together."""
+    expected = "a JSON object with title and text"
+    found = read_jsonl(Path(path).expanduser(), _document, option="corpus", expected=expected) if path else _generated()
+    documents = tuple(found)
     return Corpus(documents, Index((document.title, document.text) for document in documents))
+
+
+def _document(_: int, row: dict[str, Any]) -> Document:
+    return Document(str(row["title"]), str(row["text"]))
 
 
 def _generated() -> Iterator[Document]:
@@ -64,18 +69,3 @@ def _facts(people: Society, name: str) -> dict[str, str]:
         fact = relation.split(".")[1]
         facts[fact] = _OPTIONAL.get(fact, "{}").format(people.edges[name, relation][0])
     return dict.fromkeys(_OPTIONAL, "") | facts
-
-
-def _read(path: Path) -> Iterator[Document]:
-    number = 0
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                number += 1
-                if line.strip():
-                    plain: dict[str, Any] = json.loads(line)
-                    yield Document(str(plain["title"]), str(plain["text"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"corpus: {str(path)!r}, line {number}: {error!r}. Expected one JSON object a line with title and text"
-        ) from error

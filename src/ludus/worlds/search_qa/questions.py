@@ -1,17 +1,16 @@
 """Questions of one to four hops about the made-up societies, and those of a user's file.
 
-`hops` are what to search for, in turn; the answer is the name or the number at the end.
+`hops` are the texts to search for, in turn; the answer is the name or the number at the end.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import ConfigError
 from ludus.worlds.drawing import split_of
+from ludus.worlds.files import read_jsonl
 from ludus.worlds.society import RELATIONS, Society, society
 
 _MAX_HOPS = 4
@@ -28,7 +27,7 @@ _ASKED = {
 
 
 def draw(rng: random.Random, *, split: str) -> dict[str, Any]:
-    """Follows relations that lead to one thing each, and asks for its name or for a number of it."""
+    """Follows relations with a single target, and asks for its name or one of its numbers."""
     people = society(split)
     while True:
         start = rng.choice(people.names["work"] + people.names["person"] + people.names["university"])
@@ -58,23 +57,16 @@ def _walk(people: Society, start: str, *, hops: int, rng: random.Random) -> tupl
 
 
 def read_questions(path: Path, split: str) -> list[dict[str, Any]]:
-    """One JSON object a line: question, answers, and perhaps id, split and hops. Without a split, the question's own text decides."""
-    number = 0
-    found: list[dict[str, Any]] = []
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                plain = json.loads(line)
-                question, answers = str(plain["question"]), [str(answer) for answer in plain["answers"]]
-                if plain.get("split", split_of(question, seed="search_qa")) == split:
-                    task = {"id": str(plain.get("id", number)), "question": question, "answers": answers}
-                    found.append(task | {"hops": [str(hop) for hop in plain.get("hops", [question])]})
-                if not answers:
-                    raise ValueError("no answers")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"questions: {str(path)!r}, line {number}: {error!r}. Expected one JSON object a line with question and answers"
-        ) from error
-    return found
+    """The questions of a split; without a key `split`, the hash of the text decides."""
+    expected = "a JSON object with question and answers"
+    found = read_jsonl(path, _question, option="questions", expected=expected)
+    return [task for own, task in found if own == split]
+
+
+def _question(number: int, row: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    question, answers = str(row["question"]), [str(answer) for answer in row["answers"]]
+    if not answers:
+        raise ValueError("no answers")
+    task = {"id": str(row.get("id", number)), "question": question, "answers": answers}
+    own = row.get("split", split_of(question, seed="search_qa"))
+    return own, task | {"hops": [str(hop) for hop in row.get("hops", [question])]}

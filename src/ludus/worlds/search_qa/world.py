@@ -1,8 +1,8 @@
 """Questions whose answer takes several searches, one leading to the next.
 
-`search` shows the best documents by BM25, `answer` ends the session: 1 for an exact match but for case, articles and punctuation, else 0.
-What an answer was worth is not said, and there is no second try. Metrics: `f1` of the words, and `searches`. The corpus is generated, or
-a file of the user's with questions of theirs.
+`search` shows the best documents by BM25. `answer` ends the session: 1 for an exact match up to
+case, articles and punctuation, else 0; the reply does not tell which. Metrics: `f1` of the words,
+and `searches`. The corpus is generated, or a user's file with its questions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import random
 import re
 import string
 from collections import Counter
-from functools import cache, partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,6 @@ from ludus.types import ToolCall
 from ludus.worlds.drawing import draw_split
 from ludus.worlds.search_qa.corpus import corpus_of
 from ludus.worlds.search_qa.questions import draw, read_questions
-from ludus.worlds.society import SPLITS
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation, " "))
@@ -44,8 +42,8 @@ class SearchQa:
         results: Annotated[int, Field(ge=1, le=10)] = 3,
         max_turns: Annotated[int, Field(ge=2)] = 10,
     ) -> None:
-        """corpus: a JSONL file of documents with title and text; questions: a JSONL file of questions about it; results: documents shown
-        for a search."""
+        """corpus: a JSONL file of documents; questions: a JSONL file of questions about it;
+        results: documents shown per search."""
         if bool(corpus) != bool(questions):
             raise ValueError("corpus and questions belong together: generated questions are about the generated corpus")
         self.corpus, self.questions, self.results, self.max_turns = corpus, questions, results, max_turns
@@ -53,7 +51,7 @@ class SearchQa:
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.questions:
             return read_questions(Path(self.questions).expanduser(), split)
-        return _drawn(split) if split in SPLITS else []
+        return draw_split(draw, split=split, seed="search_qa")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.library = corpus_of(self.corpus)
@@ -79,25 +77,23 @@ class SearchQa:
 
         answer: a name or a number
         """
-        said = answer[:_MAX_ANSWER_CHARS] if len(answer) <= _MAX_ANSWER_CHARS else ""
+        said = answer if len(answer) <= _MAX_ANSWER_CHARS else ""
         exact = any(normal(said) == normal(right) for right in self.right) and bool(normal(said))
         metrics = {"f1": max(f1(said, right) for right in self.right), "searches": float(self.searches)}
         return Reply("answered", reward=float(exact), done=True, metrics=metrics)
 
     def solve(self) -> ToolCall:
-        """One search a hop, then the answer."""
         if self.searches < min(len(self.hops), self.max_turns - 1):
             return ToolCall("search", {"query": self.hops[self.searches]})
         return ToolCall("answer", {"answer": self.right[0]})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Searches for a title, or answers with one."""
         title = rng.choice(self.library.documents).title
         return ToolCall("search", {"query": title}) if rng.random() < 0.7 else ToolCall("answer", {"answer": title})
 
 
 def normal(text: str) -> str:
-    """Without case, articles, punctuation and spare blanks, as question answering is graded everywhere."""
+    """Without case, articles, punctuation and extra spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -105,8 +101,3 @@ def f1(said: str, right: str) -> float:
     one, other = Counter(normal(said).split()), Counter(normal(right).split())
     common = (one & other).total()
     return 2 * common / (one.total() + other.total()) if common else 0.0
-
-
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    return draw_split(partial(draw, split=split), split=split, seed="search_qa", apart=None)

@@ -1,9 +1,11 @@
-"""AgentBench's operating-system items as problems of the shell world; their words (create, start, evaluation, example) stop here.
+"""AgentBench's operating-system items as problems of the shell world.
 
-Promise: an item is loaded whole or left out and named in the log. `dev.json` is dev, the numbered folders are test, train is empty.
+Promise: an item is loaded whole, or left out and named in the log. `dev.json` is dev, the numbered
+folders are test, train is empty.
 
-Items are written for root in a container of its own, and a third write to /usr, /root or /. In a sandbox that forbids it their init script
-fails, and the session with it, unscored. Those that keep to their own folder (nearly all of folder 7) run anywhere.
+Items are written for root in a container of its own, and a third write to /usr, /root or /. In a
+sandbox that forbids it their init script fails, and the session with it, unscored. Those that keep
+to their own folder (nearly all of folder 7) run anywhere.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ludus.sandboxes.sandbox import Limits, Sandbox
+from ludus.worlds.files import read_json
 from ludus.worlds.shell.problems import BASH
 
 MAX_ANSWER_CHARS = 10_000
@@ -25,21 +28,20 @@ _COMMON = {
     "check/integer-match.py": "import sys; sys.exit(int(sys.argv[1]) != int(sys.argv[2]))",
     "check/string-match.py": "import sys; sys.exit(sys.argv[1].strip() != sys.argv[2].strip())",
 }
-"""Checks that nearly every item names, for those who have the items without AgentBench's folder of scripts."""
+"""Checks that most items name, for use without AgentBench's folder of scripts."""
 _log = logging.getLogger(__name__)
 
 
 def load(path: str, *, split: str) -> list[dict[str, Any]]:
-    """The items of a split. ValueError where `path` holds none."""
+    """The items of a split. ValueError if `path` cannot be read."""
     root = Path(path)
     if not root.exists():
-        raise ValueError(
-            f"items is {path!r}, which does not exist; expected AgentBench's folder data/os_interaction or a JSON file"
-        )
+        raise ValueError(f"items: {path!r} does not exist; expected AgentBench's data/os_interaction or a JSON file")
     tasks: dict[str, dict[str, Any]] = {}
     refused = []
     for file in _files(root, split=split):
-        for row in _rows(file):
+        rows = read_json(file, option="items")
+        for row in rows if isinstance(rows, list) else [rows]:
             try:
                 task = _task(row, scripts=_scripts(file))
                 tasks.setdefault(task["id"], task)
@@ -51,7 +53,7 @@ def load(path: str, *, split: str) -> list[dict[str, Any]]:
 
 
 def asks(evaluation: Mapping[str, Any]) -> bool:
-    """Whether an answer is wanted, rather than a state of the system."""
+    """Whether the item asks for an answer, rather than for a state of the system."""
     return evaluation["match"] is not None or any(script is None for script in evaluation["checks"])
 
 
@@ -68,11 +70,10 @@ def is_right(evaluation: Mapping[str, Any], *, answer: str, sandbox: Sandbox) ->
 
 
 def _matches(match: Mapping[str, Any], answer: str) -> bool:
-    said = answer.strip() if match.get("strip", True) else answer
+    strip = str.strip if match.get("strip", True) else str
     if "regex" in match:
-        return re.match(match["regex"], said) is not None
-    wanted = str(match["answer"])
-    return said == (wanted.strip() if match.get("strip", True) else wanted)
+        return re.match(match["regex"], strip(answer)) is not None
+    return strip(answer) == strip(str(match["answer"]))
 
 
 def _files(root: Path, *, split: str) -> list[Path]:
@@ -84,18 +85,10 @@ def _files(root: Path, *, split: str) -> list[Path]:
 
 
 def _scripts(file: Path) -> Path:
-    """Where the scripts of a file lie: data/4/x.json has scripts/4, data/dev.json has scripts/dev."""
+    """A file's scripts: scripts/4 for data/4/x.json, scripts/dev for data/dev.json."""
     if file.parent.name.isdigit():
         return file.parents[2] / "scripts" / file.parent.name
     return file.parents[1] / "scripts" / file.stem
-
-
-def _rows(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        rows = json.loads(file.read_text())
-    except ValueError as error:
-        raise ValueError(f"{file} is no JSON: {error}. Was it downloaded whole?") from None
-    yield from rows if isinstance(rows, list) else [rows]
 
 
 def _task(row: Mapping[str, Any], *, scripts: Path) -> dict[str, Any]:
@@ -122,7 +115,6 @@ def _task(row: Mapping[str, Any], *, scripts: Path) -> dict[str, Any]:
 
 
 def _command(script: Any, *, scripts: Path) -> list[str] | None:
-    """The words of a command to which parameters can be added."""
     if script is None:
         return None
     text = _text(script, scripts=scripts)
@@ -144,4 +136,4 @@ def _text(script: Any, *, scripts: Path) -> str:
         return (scripts / name).read_text()
     if name in _COMMON:
         return _COMMON[name]
-    raise LookupError(f"it names {name}, which is not in {scripts}")
+    raise LookupError(f"script {name} is not in {scripts}")

@@ -1,7 +1,7 @@
 """The families of generated problems: files, text, permissions, archives, processes, accounts.
 
-Promise: what is expected is worked out here, in Python, and not by the gold script, so each checks the other.
-Scripts use what every Debian has (coreutils, find, grep, sed, awk, tar, gzip) and /proc.
+Promise: the expected answer is computed here, in Python, and not by the gold script, so each checks
+the other. Scripts use /proc and what every Debian has (coreutils, find, grep, sed, awk, tar, gzip).
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from ludus.worlds.shell.problems import Problem, names, only, same, words, write
 Draw = Callable[[random.Random], Problem]
 _EXTENSIONS = ("txt", "log", "csv", "md", "cfg")
 _PACK = "tar --sort=name --mtime=@0"
-"""The same archive, byte for byte, whenever it is made."""
+"""Gives the same archive, byte for byte, at any time."""
 
 
-def draw_problem(rng: random.Random) -> Problem:
-    return rng.choice(PROBLEMS)(rng)
-
-
-# ---------------------------------------------------------------------------------------------------------------- files
+_MODES = {
+    "700": "its owner may read, write and run it, and nobody else may do anything with it",
+    "750": "its owner may read, write and run it, its group may read and run it, and others may do nothing",
+    "644": "its owner may read and write it, and everybody else may only read it",
+    "440": "its owner and its group may only read it, and others may do nothing",
+}
 
 
 def count_by_extension(rng: random.Random) -> Problem:
@@ -90,9 +91,6 @@ def remove_empty(rng: random.Random) -> Problem:
         check=f"{only(folder, list(kept))}\n{same({f'{folder}/{path}': text for path, text in kept.items()})}",
         gold=f"find {folder} -type f -empty -delete",
     )
-
-
-# ---------------------------------------------------------------------------------------------------------------- text
 
 
 def count_in_log(rng: random.Random) -> Problem:
@@ -165,19 +163,9 @@ def change_setting(rng: random.Random) -> Problem:
     )
 
 
-# ---------------------------------------------------------------------------------------------------------- permissions
-
-
 def set_mode(rng: random.Random) -> Problem:
     script, *_ = words(rng, 1)
-    mode, meaning = rng.choice(
-        [
-            ("700", "its owner may read, write and run it, and nobody else may do anything with it"),
-            ("750", "its owner may read, write and run it, its group may read and run it, and others may do nothing"),
-            ("644", "its owner may read and write it, and everybody else may only read it"),
-            ("440", "its owner and its group may only read it, and others may do nothing"),
-        ]
-    )
+    mode, meaning = rng.choice(list(_MODES.items()))
     return Problem(
         "permissions",
         f"Set the permissions of /work/{script}.sh so that {meaning}.",
@@ -212,9 +200,6 @@ def open_to_all(rng: random.Random) -> Problem:
         answer=target,
         gold=f"find {folder} -type f -perm -o+w | xargs basename",
     )
-
-
-# ------------------------------------------------------------------------------------------------------------- archives
 
 
 def pack(rng: random.Random) -> Problem:
@@ -258,9 +243,6 @@ def entries_of_archive(rng: random.Random) -> Problem:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ processes
-
-
 def count_processes(rng: random.Random) -> Problem:
     wanted, *others = words(rng, 4)
     count = rng.randint(2, 6)
@@ -297,9 +279,6 @@ def variable_of_process(rng: random.Random) -> Problem:
         answer=f"{value}-{number}",
         gold=f"tr '\\0' '\\n' < $(grep -lsE '^{wanted}' /proc/[0-9]*/cmdline | sed 's/cmdline/environ/') | grep ^TOKEN= | cut -d= -f2",
     )
-
-
-# ------------------------------------------------------------------------------------------------------- users' accounts
 
 
 def users_of_shell(rng: random.Random) -> Problem:
@@ -344,33 +323,15 @@ def largest_home(rng: random.Random) -> Problem:
 
 
 PROBLEMS: tuple[Draw, ...] = (
-    count_by_extension,
-    largest_file,
-    file_that_holds,
-    rename_all,
-    remove_empty,
-    count_in_log,
-    sum_of_column,
-    most_frequent,
-    sorted_without_repeats,
-    change_setting,
-    set_mode,
-    run_a_locked_script,
-    open_to_all,
-    pack,
-    word_in_nested_archive,
-    entries_of_archive,
-    count_processes,
-    folder_of_process,
-    variable_of_process,
-    users_of_shell,
-    lock_account,
-    largest_home,
-)
+    count_by_extension, largest_file, file_that_holds, rename_all, remove_empty, count_in_log,
+    sum_of_column, most_frequent, sorted_without_repeats, change_setting, set_mode, run_a_locked_script,
+    open_to_all, pack, word_in_nested_archive, entries_of_archive, count_processes, folder_of_process,
+    variable_of_process, users_of_shell, lock_account, largest_home,
+)  # fmt: skip
 
 
 def _tree(rng: random.Random, *, count: int) -> tuple[str, list[str]]:
-    """A folder's name, and relative paths below it: some in the folder itself, some one or two folders down."""
+    """A folder's name, and relative paths up to two folders below it."""
     top, *inner = words(rng, 4)
     places = ("", f"{inner[0]}/", f"{inner[1]}/", f"{inner[1]}/{inner[2]}/")
     stems = words(rng, count)
@@ -387,8 +348,7 @@ def _accounts(shells: dict[str, str]) -> str:
 
 
 def _background(name: str, *, token: str = "") -> str:
-    """A process that does nothing, called `name`, until its sandbox is closed. Before it has that name it is a copy of the shell, and
-    nobody would find it: that is waited for."""
+    """Starts an idle process called `name`, and waits until it has that name."""
     environment = f"TOKEN={token} " if token else ""
     named = f"grep -qs '^{name}' /proc/$!/cmdline || ! test -e /proc/$!"
     return f"({environment}exec -a {name} sleep 100000 >/dev/null 2>&1 & until {named}; do sleep 0.01; done)"

@@ -1,4 +1,4 @@
-"""What a problem of the shell world is, and what its families draw from. Promise: all names are plain words, so no script needs quoting."""
+"""Problems of the shell world. Promise: all names are plain words, so no script needs quoting."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _WORDS = (
     "planet pocket quartz rabbit raven ribbon river saddle salmon silver spruce summit thunder tulip velvet violet walnut willow"
 )
 BASH = ("bash", "--norc", "--noprofile", "-c")
-"""What runs a script. Without --norc, bash reads .bashrc where its input is a socket, and the agent could have written one."""
+"""Runs a script. Without --norc, bash reads the agent's .bashrc if its input is a socket."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer`, or, where that is empty, by `check`: a script
-    that ends with 0. `gold` solves it; where an answer is wanted, it is what `gold` prints."""
+    """`init` prepares the sandbox; `start` runs in the agent's own shell. Graded by `answer` or, if
+    it is empty, by the exit code of the script `check`. `gold` solves it, or prints the answer."""
 
     family: str
     description: str
@@ -46,7 +46,7 @@ def names(rng: random.Random, count: int) -> list[str]:
 
 
 def write(files: Mapping[str, str]) -> str:
-    """A script that writes these files, folders included."""
+    """A script that writes these files and their folders."""
     lines = []
     for path, text in files.items():
         folder, _, _ = path.rpartition("/")
@@ -56,7 +56,7 @@ def write(files: Mapping[str, str]) -> str:
 
 
 def same(files: Mapping[str, str]) -> str:
-    """A script that fails unless each of these files holds exactly this."""
+    """A script that fails unless each of these files has exactly this content."""
     lines = [
         f"cmp -s {path} - <<'END' || exit 1\n{text.rstrip()}\nEND"
         if text
@@ -67,6 +67,6 @@ def same(files: Mapping[str, str]) -> str:
 
 
 def only(folder: str, files: list[str]) -> str:
-    """A script that fails unless these, and no others, are the files below `folder`."""
+    """A script that fails unless these are all the files below `folder`."""
     listed = "\n".join(sorted(files))
     return f'[ "$(cd {folder} && find . -type f | sed "s|^./||" | LC_ALL=C sort)" = "{listed}" ] || exit 1'

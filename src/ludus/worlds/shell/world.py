@@ -1,7 +1,9 @@
-"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the system as it is wanted.
+"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the
+system as it is wanted.
 
-Problems are generated (families.py), or AgentBench's own (`items`, see agentbench.py). One answer, or one claim to be finished, ends the
-session: 1 if it is right, else 0. Grading runs in a process of its own, which nothing that the agent started can see or touch.
+Problems are generated (families.py), or AgentBench's own (`items`, see agentbench.py). One answer,
+or one claim to be finished, ends the session: 1 if it is right, else 0. Nothing that the agent
+started can see or touch the process that grades.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from ludus.sandboxes.sandbox import Finished, Limits
 from ludus.types import ToolCall
 from ludus.worlds.drawing import NUM_DEV, draw_tasks
 from ludus.worlds.shell import agentbench
-from ludus.worlds.shell.families import draw_problem
+from ludus.worlds.shell.families import PROBLEMS
 from ludus.worlds.shell.problems import BASH
 
 MAX_CHARS = 800
@@ -37,13 +39,14 @@ class Shell:
     max_turns = 8
 
     def __init__(self, *, items: str = "", command_s: Annotated[float, Field(gt=0, le=300)] = 8.0) -> None:
-        """items: AgentBench's folder data/os_interaction, or a JSON file of such items; command_s: how long a command may run."""
+        """items: AgentBench's folder data/os_interaction, or a JSON file of items; command_s: time
+        limit of a command."""
         self.items, self.command_s = items, command_s
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
         if self.items:
             return agentbench.load(self.items, split=split)
-        return draw_tasks(lambda rng: draw_problem(rng).plain(), split=split, seed="shell", num_dev=NUM_DEV)
+        return draw_tasks(lambda rng: rng.choice(PROBLEMS)(rng).plain(), split=split, seed="shell", num_dev=NUM_DEV)
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.solved, self.seen = task, False, ""
@@ -117,13 +120,12 @@ class Shell:
     def _prepared(self, done: Finished, *, what: str) -> None:
         if not done.ok:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-            raise EnvironmentFailed(
-                f"the {what} script ended with {done.exit_code} and said {said[:200]!r}; it may need another sandbox or more rights"
-            )
+            ended = f"the {what} script ended with {done.exit_code} and said {said[:200]!r}"
+            raise EnvironmentFailed(f"{ended}; it may need another sandbox or more rights")
 
 
 def shown(done: Finished, *, limit_s: float) -> str:
-    """What the agent sees of a command, at most MAX_CHARS and a notice."""
+    """A command's output as the agent sees it: at most MAX_CHARS and a notice."""
     text = (done.stdout + done.stderr).strip("\n")
     if len(text) > MAX_CHARS or done.truncated:
         text = f"{text[:CUT_CHARS]}\n[cut: the output is longer]"

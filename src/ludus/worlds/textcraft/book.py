@@ -1,14 +1,16 @@
-"""A book of recipes: what makes what. Promise: no item is needed to make itself, and every question has one answer in any process.
+"""A book of recipes.
 
-An ingredient is an item or a group of items, such as `planks`, which any of its members will do for. What no recipe makes can be got.
+Promise: no item is needed to make itself, and every question has one answer in any process. An
+ingredient is an item or a group of items, such as `planks`, any member of which will do. What no
+recipe makes is a material, which can be got.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cache, cached_property, lru_cache
 
 
 @dataclass(frozen=True)
@@ -19,16 +21,18 @@ class Recipe:
 
     @cached_property
     def command(self) -> str:
-        return f"craft {self.count} {self.makes} using {', '.join(f'{count} {name}' for name, count in self.needs)}"
+        return self.command_with(self.needs)
+
+    def command_with(self, given: Iterable[tuple[str, int]]) -> str:
+        return f"craft {self.count} {self.makes} using {', '.join(f'{count} {name}' for name, count in given)}"
 
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """`recipes` by what they make; `groups` by name, members in order."""
+    """`recipes` by the item that they make; `groups` by name, members in order."""
 
     recipes: Mapping[str, tuple[Recipe, ...]]
     groups: Mapping[str, tuple[str, ...]]
-    _depths: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def items(self) -> tuple[str, ...]:
@@ -38,33 +42,32 @@ class Book:
 
     @cached_property
     def materials(self) -> frozenset[str]:
-        """What can be got."""
         return frozenset(self.items) - frozenset(self.recipes)
 
     @cached_property
     def all(self) -> tuple[Recipe, ...]:
         return tuple(recipe for name in sorted(self.recipes) for recipe in self.recipes[name])
 
+    @cache  # noqa: B019 - books live as long as the process
     def depth(self, name: str) -> int:
-        """0 for a material; else one more than the deepest thing that the first recipe needs."""
-        if name not in self._depths:
-            self._depths[name] = self._depth(name)
-        return self._depths[name]
+        """0 for a material; else one more than the deepest ingredient of the first recipe."""
+        if name in self.groups:
+            return min(self.depth(item) for item in self.groups[name])
+        if name not in self.recipes:
+            return 0
+        return 1 + max(self.depth(need) for need, _ in self.recipes[name][0].needs)
 
     def member(self, group: str, *, have: Mapping[str, int] | None = None) -> str:
-        """The member that is there already, else the one that is least work."""
-        members = self.groups[group]
-        return max(members, key=lambda item: ((have or {}).get(item, 0), -self.depth(item)))
+        """The member that is in stock, else the one of the least depth."""
+        return max(self.groups[group], key=lambda item: ((have or {}).get(item, 0), -self.depth(item)))
 
     def match(self, item: str, *, count: int, given: Mapping[str, int]) -> Recipe | None:
-        """The recipe that makes `count` of `item` of exactly what is given."""
-        return next(
-            (recipe for recipe in self.recipes.get(item, ()) if recipe.count == count and self._fits(recipe, given)),
-            None,
-        )
+        """The recipe that makes `count` of `item` from exactly the items given."""
+        fitting = (r for r in self.recipes.get(item, ()) if r.count == count and self._fits(r, given))
+        return next(fitting, None)
 
     def _fits(self, recipe: Recipe, given: Mapping[str, int]) -> bool:
-        left = dict(given)  # items first: what they leave may be for a group
+        left = dict(given)  # items come before groups, which can use what is left
         for name, count in sorted(recipe.needs, key=lambda need: need[0] in self.groups):
             for item in self.groups.get(name, (name,)):
                 taken = min(count, left.get(item, 0))
@@ -74,16 +77,9 @@ class Book:
                 return False
         return not any(left.values())
 
-    def _depth(self, name: str) -> int:
-        if name in self.groups:
-            return min(self.depth(item) for item in self.groups[name])
-        if name not in self.recipes:
-            return 0
-        return 1 + max(self.depth(need) for need, _ in self.recipes[name][0].needs)
-
 
 def make_book(recipes: Iterable[Recipe], groups: Mapping[str, tuple[str, ...]]) -> Book:
-    """Leaves out, in the order given, every recipe by which an item would be needed to make itself."""
+    """Leaves out, in the order given, every recipe that would make an item need itself."""
     kept: dict[str, list[Recipe]] = {}
     uses: dict[str, set[str]] = {}
     for recipe in recipes:
@@ -105,14 +101,12 @@ def _reaches(uses: Mapping[str, set[str]], *, start: set[str], goal: str) -> boo
 
 @dataclass(frozen=True)
 class Plan:
-    """Commands that make something, and the recipes that they follow."""
-
     commands: tuple[str, ...]
     recipes: tuple[Recipe, ...]
 
 
 def plan(book: Book, goal: str, *, have: Mapping[str, int]) -> Plan:
-    """From what is there to one `goal`, by the first recipe of everything; nothing is fetched or made before it is needed."""
+    """How to make one `goal` from the stock, always by the first recipe."""
     return _planned(book, goal, tuple(sorted(have.items())))
 
 
@@ -121,7 +115,7 @@ def _planned(book: Book, goal: str, have: tuple[tuple[str, int], ...]) -> Plan:
     stock, commands, used = Counter(dict(have)), list[str](), list[Recipe]()
 
     def need(item: str, count: int) -> None:
-        """Afterwards `count` of `item` are there and promised to whoever asked."""
+        """Makes sure of `count` of `item`, and takes them out of the stock."""
         missing = count - stock[item]
         if missing > 0 and item in book.materials:
             commands.append(f"get {missing} {item}")
@@ -134,13 +128,9 @@ def _planned(book: Book, goal: str, have: tuple[tuple[str, int], ...]) -> Plan:
         given = [(book.member(name, have=stock) if name in book.groups else name, n) for name, n in recipe.needs]
         for name, n in sorted(given, key=lambda pair: -book.depth(pair[0])):
             need(name, n)
-        commands.append(command(recipe, given))
+        commands.append(recipe.command_with(given))
         used.append(recipe)
         stock[recipe.makes] += recipe.count
 
     need(goal, 1)
     return Plan(tuple(commands), tuple(used))
-
-
-def command(recipe: Recipe, given: Iterable[tuple[str, int]]) -> str:
-    return f"craft {recipe.count} {recipe.makes} using {', '.join(f'{n} {name}' for name, n in given)}"

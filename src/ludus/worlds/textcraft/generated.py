@@ -1,4 +1,5 @@
-"""A book of recipes of our own: some 70 materials, and things of depth 1 to 4 made of them and of each other."""
+"""A generated book of recipes: 70 materials, and things of depth 1 to 4 made of them and each
+other."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def generate_book(*, seed: str = "textcraft") -> Book:
 def _draw(
     name: str, level: int, *, levels: list[list[str]], groups: dict[str, tuple[str, ...]], rng: random.Random
 ) -> Recipe:
-    """One thing of the level below, so that the depth is right, and up to two materials, groups or other things."""
+    """One thing of the level below, which sets the depth, and up to two other ingredients."""
     needs = {rng.choice(levels[level - 1]): rng.randint(1, 2 if level > 1 else 4)}
     for _ in range(rng.randint(0 if level > 1 else 1, 2)):
         below = rng.choice((levels[0], levels[0], sorted(groups), levels[rng.randrange(level)]))

@@ -1,8 +1,9 @@
 """TextCraft: craft the goal from materials, by recipes of which only some are needed.
 
-The recipes are our own, or those of a folder that `recipes` names. `get` fetches what no recipe makes; `craft` needs the exact ingredients
-of one recipe; a group such as `planks` takes any of its members. The prompt lists the recipes that are needed among others that are not.
-Crafting the goal pays 1 and ends the session. The metric `progress` is the share of the needed crafts that is done.
+The recipes are generated, or those in the folder `recipes`. `get` fetches materials; `craft` takes
+the exact ingredients of one recipe, any member for a group. The prompt lists the recipes needed
+among others. Crafting the goal pays 1 and ends the session. The metric `progress` is the share of
+the needed crafts that is done.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Textcraft:
         distractors: Annotated[int, Field(ge=0, le=30)] = 10,
         max_turns: Annotated[int, Field(ge=2)] = 30,
     ) -> None:
-        """recipes: a folder of recipe files, empty for our own; depths: of the goals; distractors: recipes listed without need."""
+        """recipes: a folder of recipe files, empty for the generated book; depths: of the goals;
+        distractors: recipes listed that are not needed."""
         self.recipes, self.depths, self.distractors, self.max_turns = recipes, depths, distractors, max_turns
 
     @cached_property
@@ -52,7 +54,7 @@ class Textcraft:
         return book_of(self.recipes)
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
-        """Every goal belongs to one split, by its name."""
+        """The hash of a goal's name decides its split."""
         goals = [goal for goal in self.book.recipes if split_of(goal, seed="textcraft") == split]
         return [task for goal in goals if (task := self._task(goal))]
 
@@ -65,7 +67,8 @@ class Textcraft:
     def act(self, text: str) -> Reply:
         said = text.lower()
         if said == "inventory":
-            return Reply(self._inventory())
+            listed = [f"{count} {name}" for name, count in sorted(self.stock.items()) if count]
+            return Reply(", ".join(listed) or "nothing")
         if match := _GET.fullmatch(said):
             return self._get(int(match[1]), match[2])
         if match := _CRAFT.fullmatch(said):
@@ -76,7 +79,6 @@ class Textcraft:
         return self._plan().commands[0]
 
     def random_action(self, rng: random.Random) -> str:
-        """A recipe of the list, or something that one of them needs."""
         line: str = rng.choice(self.listed)
         if rng.random() < 0.5:
             return line
@@ -94,12 +96,10 @@ class Textcraft:
         return Reply(f"got {count} {name}")
 
     def _craft(self, count: int, name: str, *, given: str) -> Reply:
-        parts = [_PART.fullmatch(part) for part in given.split(", ")]
-        if not all(parts):
-            return Reply(_SAY, invalid=True)
         needs: Counter[str] = Counter()
-        for part in parts:
-            assert part is not None
+        for text in given.split(", "):
+            if (part := _PART.fullmatch(text)) is None:
+                return Reply(_SAY, invalid=True)
             needs[part[2]] += int(part[1])
         if name not in self.book.recipes:
             return Reply(f"no recipe for {name}", invalid=True)
@@ -109,22 +109,16 @@ class Textcraft:
             return Reply(f"missing {', '.join(f'{n} {item}' for item, n in sorted(missing.items()))}")
         self.stock = +(self.stock - needs)
         self.stock[name] += count
-        return self._crafted(count, name)
-
-    def _crafted(self, count: int, name: str) -> Reply:
         if name == self.goal:
             return Reply(f"crafted {count} {name}. done", reward=1.0, done=True, metrics={"progress": 1.0})
         progress = max(0.0, 1 - len(self._plan().recipes) / self.crafts)
         return Reply(f"crafted {count} {name}", metrics={"progress": progress})
 
-    def _inventory(self) -> str:
-        return ", ".join(f"{count} {name}" for name, count in sorted(self.stock.items()) if count) or "nothing"
-
     def _plan(self) -> Plan:
         return plan(self.book, self.goal, have=self.stock)
 
     def _task(self, goal: str) -> dict[str, Any] | None:
-        """None where the goal is too deep, or takes more turns than there are."""
+        """None if the goal's depth is not wanted, or it takes more than max_turns."""
         depth = self.book.depth(goal)
         if depth not in self.depths:
             return None

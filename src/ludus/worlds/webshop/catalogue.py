@@ -1,8 +1,7 @@
-"""Products, goals and the index over them. A goal says what to buy; a product says what it is."""
+"""Products, goals and the index over them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,7 +11,7 @@ from ludus.worlds.retrieval import Index
 
 @dataclass(frozen=True)
 class Product:
-    """`category` is the path through the shop's departments, `query` the search that the shop files it under."""
+    """`category`: the path through the departments; `query`: the search it is filed under."""
 
     asin: str
     title: str
@@ -26,7 +25,6 @@ class Product:
 
     @cached_property
     def text(self) -> str:
-        """All that can be read about it, for matching."""
         return " ".join((self.title, *self.features, self.description)).lower()
 
 
@@ -56,7 +54,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False)
 class Catalogue:
-    """`goals` are those that come with the products; empty where goals are drawn."""
+    """`goals` come with the products; empty if goals are drawn."""
 
     products: dict[str, Product]
     goals: tuple[Goal, ...] = ()
@@ -71,10 +69,6 @@ class Catalogue:
 
     def search(self, keywords: str, *, count: int) -> list[Product]:
         return [self.products[self.order[position]] for position in self.index.search(keywords, count=count)]
-
-
-def make_catalogue(products: Iterable[Product], goals: Iterable[Goal] = ()) -> Catalogue:
-    return Catalogue({product.asin: product for product in products}, tuple(goals))
 
 
 def _body(product: Product) -> str:

@@ -1,11 +1,11 @@
-"""A catalogue of our own: 3,000 products of 40 kinds, and goals drawn from them."""
+"""A generated catalogue: 3,000 products of 40 kinds, and goals drawn from them."""
 
 from __future__ import annotations
 
 import random
 from typing import Any
 
-from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product, make_catalogue
+from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product
 
 NUM_PRODUCTS = 3_000
 _CLOTHES = "machine washable,slim fit,long sleeve,quick drying,wrinkle free,tummy control,moisture wicking,high waist,elastic closure"
@@ -62,11 +62,11 @@ def generate_catalogue(*, seed: str = "webshop") -> Catalogue:
     asins: dict[str, None] = {}
     while len(asins) < NUM_PRODUCTS:
         asins["B0" + "".join(rng.choices("0123456789ABCDEFGHJKLMNPQRSTUVWXYZ", k=8))] = None
-    return make_catalogue(_product(asin, rng) for asin in asins)
+    return Catalogue({asin: _product(asin, rng) for asin in asins})
 
 
 def draw_goal(catalogue: Catalogue, rng: random.Random) -> dict[str, Any]:
-    """One to three attributes and most of the options of a product, and a price that it keeps."""
+    """One to three attributes and most options of a product, and a price limit that it meets."""
     product = catalogue.products[rng.choice(catalogue.order)]
     attributes = tuple(rng.sample(product.attributes, rng.randint(1, 3)))
     options = {name: rng.choice(values) for name, values in product.options.items() if rng.random() < 0.8}
@@ -93,7 +93,7 @@ def _product(asin: str, rng: random.Random) -> Product:
         attributes=own,
         options={name: _some(values or _COLORS, rng) for name, values in options.items()},
         description=f"The {kind} by {brand} for every day. It is {own[2]}.",
-        features=tuple(f"{attribute}" for attribute in own),
+        features=own,
     )
 
 

@@ -1,46 +1,44 @@
-"""WebShop's own product files, as its repository names them. Promise: a file of another shape is named, with the product.
+"""WebShop's own product files, under the names that its repository gives them.
 
-    items_shuffle.json     [{asin, name, category, query, product_category, full_description, small_description, pricing,
-                             customization_options: {name: [{value}]}}]
+    items_shuffle.json     [{asin, name, category, query, product_category, full_description,
+                             small_description, pricing, customization_options: {name: [{value}]}}]
     items_ins_v2.json      {asin: {attributes, instruction, instruction_attributes}}
-    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}    (may be missing)
+    items_human_ins.json   {asin: [{instruction, instruction_attributes, instruction_options}]}
 
-Unlike the original, a range of prices is its lower end, the price limit of a goal depends on its product alone, and a product belongs
-to one split, so that results are not comparable with published ones on the original's goal numbers.
+The last file is optional. Unlike in the original, a price range counts as its lower end, the price
+limit of a goal depends on its product alone, and a product belongs to one split. So results are not
+comparable with published ones on the original's goal numbers.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ludus.errors import ConfigError
-from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product, make_catalogue
+from ludus.errors import ConfigError, border
+from ludus.worlds.files import read_json
+from ludus.worlds.webshop.catalogue import Catalogue, Goal, Product
 
 _PRICE = re.compile(r"\d[\d,]*(?:\.\d+)?")
 _NO_PRICE = 100.0
-"""What the original takes a product without a price for."""
+"""The original's price of a product without one."""
 
 
 def read_catalogue(folder: Path) -> Catalogue:
-    """From a folder with the files above; `items_shuffle_1000.json` and `items_ins_v2_1000.json` will do."""
-    items = _json(_first(folder, "items_shuffle.json", "items_shuffle_1000.json"))
-    notes = _json(_first(folder, "items_ins_v2.json", "items_ins_v2_1000.json"))
-    human = _json(folder / "items_human_ins.json") if (folder / "items_human_ins.json").is_file() else {}
+    """Reads the files above, or `items_shuffle_1000.json` and `items_ins_v2_1000.json`."""
+    items = read_json(_first(folder, "items_shuffle.json", "items_shuffle_1000.json"), option="products")
+    notes = read_json(_first(folder, "items_ins_v2.json", "items_ins_v2_1000.json"), option="products")
+    written = folder / "items_human_ins.json"
+    human = read_json(written, option="products") if written.is_file() else {}
     products: dict[str, Product] = {}
     for number, item in enumerate(items):
-        try:
+        with border(ConfigError, f"products: number {number} in {str(folder)!r} is no WebShop product"):
             product = _product(item, notes.get(item["asin"], {}))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                f"products: number {number} in {str(folder)!r} is no WebShop product: {error!r}"
-            ) from error
         products.setdefault(product.asin, product)
-    return make_catalogue(products.values(), _goals(products, notes=notes, human=human))
+    return Catalogue(products, tuple(_goals(products, notes=notes, human=human)))
 
 
 def _product(item: dict[str, Any], note: dict[str, Any]) -> Product:
@@ -63,7 +61,7 @@ def _product(item: dict[str, Any], note: dict[str, Any]) -> Product:
 
 
 def _goals(products: dict[str, Product], *, notes: dict[str, Any], human: dict[str, Any]) -> Iterator[Goal]:
-    """What people wrote, where it is there; else what was generated from the products' attributes."""
+    """Goals that people wrote, else those generated from the products' attributes."""
     for asin, product in products.items():
         rng = random.Random(f"webshop {asin}")
         written = human.get(asin, []) if human else [notes[asin]] if asin in notes else []
@@ -95,10 +93,3 @@ def _first(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise ConfigError(f"products: no {' or '.join(names)} in {str(folder)!r}; expected the folder with WebShop's files")
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"products: {str(path)!r} cannot be read: {error}") from error

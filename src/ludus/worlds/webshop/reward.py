@@ -2,22 +2,22 @@
 
     (attributes matched + options matched + price is right) / (attributes + options + 1) x type
 
-Different from the original: all words of a title count, but for numbers and small words, where it takes spaCy's nouns; and there are
-no fuzzy ratios. An attribute matches when its words are all among those of one of the product's or the other way round, an option when the
-words are the same (by the original's ratio "large" would be as good as "x-large").
+Unlike in the original, all words of a title count except numbers and small words (it takes spaCy's
+nouns), and there are no fuzzy ratios: an attribute matches if its words include those of one of the
+product's or the reverse, an option if the words are the same (the original's ratio accepts "large"
+for "x-large").
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ludus.worlds.webshop.catalogue import Goal, Product
 
 _WORD = re.compile(r"[a-z0-9]+")
 _SMALL_WORDS = "a an and are as at by for from in is it of on or per that the this to with your"
-_SMALL = frozenset(_SMALL_WORDS.split())
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class Judged:
     price: float
 
     def metrics(self) -> dict[str, float]:
-        parts = {"type": self.type, "attributes": self.attributes, "options": self.options, "price": self.price}
-        return {"success": float(self.total >= 1.0), **{f"reward_{name}": value for name, value in parts.items()}}
+        parts = {f"reward_{name}": value for name, value in asdict(self).items() if name != "total"}
+        return {"success": float(self.total >= 1.0)} | parts
 
 
 def judge(bought: Product, *, chosen: Mapping[str, str], goal: Goal, target: Product) -> Judged:
-    """`chosen` are the options that were clicked; `target` is the product that the goal was made from."""
+    """chosen: the options clicked; target: the product that the goal was made from."""
     attributes = sum(_has(bought, attribute) for attribute in goal.attributes)
     options = sum(any(words(wanted) == words(value) for value in chosen.values()) for wanted in goal.options)
     price = float(bought.price <= goal.price_upper)
@@ -70,7 +70,7 @@ def _has(product: Product, attribute: str) -> bool:
 
 
 def _title(product: Product) -> frozenset[str]:
-    return frozenset(word for word in words(product.title) if not word.isdigit()) - _SMALL
+    return frozenset(word for word in words(product.title) if not word.isdigit()) - frozenset(_SMALL_WORDS.split())
 
 
 def _share(count: int, of: int) -> float:

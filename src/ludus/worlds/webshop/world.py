@@ -1,13 +1,14 @@
 """A shop: search, look, choose options, buy what the instruction asks for.
 
-Pages are texts that end with what can be clicked. Buying ends the session with WebShop's reward, between 0 and 1; the metrics say how much
-of it is for the type, the attributes, the options and the price. The catalogue is generated, or WebShop's own files in a folder.
+Pages are texts that end with what can be clicked. Buying ends the session with WebShop's reward,
+between 0 and 1; metrics give its parts for type, attributes, options and price. The catalogue is
+generated, or WebShop's own files in a folder.
 """
 
 from __future__ import annotations
 
 import random
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +36,7 @@ class Webshop:
     capabilities = ("planning", "tool use", "reasoning")
 
     def __init__(self, *, products: str = "", max_turns: Annotated[int, Field(ge=3)] = 20) -> None:
-        """products: a folder with WebShop's own files, empty for our own catalogue."""
+        """products: a folder with WebShop's own files, empty for the generated catalogue."""
         self.products, self.max_turns = products, max_turns
 
     @cached_property
@@ -43,11 +44,11 @@ class Webshop:
         return catalogue_of(self.products)
 
     def tasks(self, split: str) -> list[dict[str, Any]]:
-        """Every product belongs to one split, and so do the goals that are made from it."""
+        """A product and the goals made from it belong to one split."""
         if self.products:
             own = [goal for goal in self.shop.goals if split_of(goal.asin, seed="webshop") == split]
             return [goal.plain(self.shop.products[goal.asin].category[0]) for goal in own]
-        return _drawn(split)
+        return draw_split(_draw, split=split, seed="webshop", apart="asin")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.goal = Goal.read(task)
@@ -78,36 +79,28 @@ class Webshop:
         wanted = value.strip().strip("[]").lower()
         known = {name.lower(): name for name in self._clickable()}
         if wanted not in known:
-            return Reply(
-                f"nothing to click as {value[:40]!r}.{nearest(value[:40], known.values())}\n{self._look()}",
-                invalid=True,
-            )
+            near = nearest(value[:40], known.values())
+            return Reply(f"nothing to click as {value[:40]!r}.{near}\n{self._look()}", invalid=True)
         if wanted == BUY:
             return self._buy()
         self._click(wanted)
         return Reply(self._look())
 
     def solve(self) -> ToolCall:
-        """Searches for the product's own title, finds its line, chooses the options, buys."""
         target = self.shop.products[self.goal.asin]
         if not self.found:
             return ToolCall("search_action", {"keywords": target.title})
         return ToolCall("click_action", {"value": self._best_click(target)})
 
     def random_action(self, rng: random.Random) -> ToolCall:
-        """Anything that can be clicked; words of the instruction on the search page."""
         clickable = self._clickable()
         if not clickable:
             return ToolCall("search_action", {"keywords": " ".join(rng.sample(self.goal.instruction.split(), 3))})
         return ToolCall("click_action", {"value": rng.choice(clickable)})
 
-    # ------------------------------------------------------------------------------------------------ pages
-
     def _look(self) -> str:
-        return f"{self._text()}\nyou can {self._choices()}"
-
-    def _choices(self) -> str:
-        return f"click: {' | '.join(self._clickable())}" if self.found else "search"
+        choices = f"click: {' | '.join(self._clickable())}" if self.found else "search"
+        return f"{self._text()}\nyou can {choices}"
 
     def _text(self) -> str:
         if not self.found:
@@ -143,8 +136,10 @@ class Webshop:
     def _click(self, wanted: str) -> None:
         if wanted == BACK:
             self.found, self.product, self.chosen, self.reading = [], None, {}, ""
+        elif self.product is None and wanted in (NEXT, PREVIOUS):
+            self.page += 1 if wanted == NEXT else -1
         elif self.product is None:
-            self._turn_or_open(wanted)
+            self.product = next(product for product in self._shown() if product.asin.lower() == wanted)
         elif wanted == PREVIOUS and self.reading:
             self.reading = ""
         elif wanted == PREVIOUS:
@@ -152,20 +147,8 @@ class Webshop:
         elif wanted in ("description", "features"):
             self.reading = wanted
         else:
-            self._choose(wanted)
-
-    def _turn_or_open(self, wanted: str) -> None:
-        if wanted in (NEXT, PREVIOUS):
-            self.page += 1 if wanted == NEXT else -1
-        else:
-            self.product = next(product for product in self._shown() if product.asin.lower() == wanted)
-
-    def _choose(self, wanted: str) -> None:
-        assert self.product is not None
-        for name, values in self.product.options.items():
-            for value in values:
-                if value.lower() == wanted:
-                    self.chosen[name] = value
+            options = [(name, value) for name, values in self.product.options.items() for value in values]
+            self.chosen |= {name: value for name, value in options if value.lower() == wanted}
 
     def _buy(self) -> Reply:
         assert self.product is not None
@@ -192,7 +175,5 @@ def catalogue_of(products: str) -> Catalogue:
     return read_catalogue(Path(products).expanduser()) if products else generate_catalogue()
 
 
-@cache
-def _drawn(split: str) -> list[dict[str, Any]]:
-    draw = partial(draw_goal, catalogue_of(""))
-    return draw_split(draw, split=split, seed="webshop", apart=lambda task: str(task["asin"]))
+def _draw(rng: random.Random, *, split: str) -> dict[str, Any]:
+    return draw_goal(catalogue_of(""), rng)

@@ -80,7 +80,7 @@ def test_the_dataset_is_loaded_by_datasets_with_one_schema_for_all_worlds(collec
 
 def test_a_split_that_would_leave_the_datasets_folder_is_refused(collected, tmp_path):
     stored = next(iter(RunFolder(collected[0].folder).read_trajectories()))
-    with pytest.raises(ConfigError, match="cannot be the name of a file"):
+    with pytest.raises(ConfigError, match="cannot be a file name"):
         write_dataset(tmp_path / "set", [replace(stored, split="../outside")])
     assert not (tmp_path / "outside.jsonl").exists()
 

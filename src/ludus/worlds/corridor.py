@@ -1,10 +1,9 @@
 """A corridor with a treasure at its far end, and close behind the start a coin, which is worth
 little and ends the session too.
 
-In every cell hangs a sign that means left or right; one leads a cell forward, the other a cell
-back. What a sign means is never shown, and each quarter of the corridor has its own signs, so the
-far quarters can be learnt only by those who get there. To a player who does not know the signs,
-going back looks better: the coin is near. The metrics are `position`, counted from the coin, and
+In every cell hangs a sign that means left or right; one leads forward, the other back. What a sign
+means is never shown, and each quarter of the corridor has its own signs, so the far quarters can be
+learnt only by those who get there. The metrics are `position`, counted from the coin, and
 `distinct_states`, the cells seen in the session.
 """
 

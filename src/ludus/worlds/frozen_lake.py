@@ -1,8 +1,8 @@
 """FrozenLake as text: walk from the top left to the bottom right over ice, around the holes.
 
-The model answers with one word. The first observation shows the map (S start, F ice, H hole,
-G goal); every observation gives the walker's cell and its four neighbours: for ice, the number of
-moves from there to the goal. With `hints` off, ice is just ice and the way must be planned.
+The first observation shows the map (S start, F ice, H hole, G goal); every one gives the walker's
+cell and its four neighbours: for ice, the number of moves from there to the goal. With `hints` off,
+ice is just ice and the way must be planned.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A maze of rooms without a loop, from S to G.
 
-The model answers with one word; a move into a wall changes nothing. `view = "map"` shows the whole
-maze once (o room, - and | open, . closed), "local" only where the goal is. Every observation gives
-the walker's room and what lies around it: for an open way, the number of moves from there to the
-goal, or with `hints` off just "open", so that the way must be planned or found by walking.
+`view = "map"` shows the whole maze once (o room, - and | open, . closed), "local" only where the
+goal is. Every observation gives the walker's room and what lies around it: for an open way, the
+number of moves from there to the goal, or with `hints` off just "open". A move into a wall changes
+nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Sokoban: push every box onto a goal.
 
-Boxes are pushed, never pulled, one at a time, and a wrong push may be final. Levels are made by
-playing backwards from the solved state, so each can be solved within `max_turns`. Maps use the
-usual signs (# wall, - floor, . goal, $ box, * box on a goal, @ player, + player on a goal); beyond
-the edge is wall. Every observation shows the map and, for each move, how many moves are left after
-it, "stuck" if the level cannot be solved any more, or "wall" if nothing would move. With `hints`
-off it shows the map alone, after "blocked" if the last move changed nothing.
+Boxes are pushed, never pulled, one at a time. Levels are made by playing backwards from the solved
+state, so each can be solved within `max_turns`. Maps use the usual signs (# wall, - floor, . goal,
+$ box, * box on a goal, @ player, + player on a goal). For each move, `hints` show the number of
+moves left after it, "stuck" if the level cannot be solved any more, or "wall" if nothing would
+move.
 """
 
 from __future__ import annotations

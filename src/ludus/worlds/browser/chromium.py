@@ -37,8 +37,7 @@ os.dup2(theirs_in, 103), os.dup2(theirs_out, 104)
 os.dup2(103, 3), os.dup2(104, 4), os.close(103), os.close(104)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-"""Chromium reads from descriptor 3 and writes to 4. Another Python sets them, because running code
-between fork and exec is not safe in a process with threads."""
+"""Chromium reads from descriptor 3 and writes to 4. Setting them after a fork here is not safe."""
 Answer = Callable[[str], Path | bool]
 """Maps a URL to the file to serve, True (let it through to the network) or False (refuse it)."""
 

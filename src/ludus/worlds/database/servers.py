@@ -1,12 +1,9 @@
 """Tables on a database server: MariaDB or MySQL through PyMySQL, PostgreSQL through psycopg.
 
 Promise: each session has a database and an account of its own; both are dropped when it closes, and
-those of a killed process when the next process connects to the server. A query that takes too long
-is stopped, rows that the model is not shown are not fetched, and a server that goes away fails the
-session instead of counting against the model.
-
-The server knows the owner of a database: its session holds a lock of that name, which ends with the
-session's connection, however it ends.
+those of a killed process when the next process connects. A session holds a lock named like its
+database, so that the server knows which are in use. A query that takes too long is stopped, rows
+that the model is not shown are not fetched, and a server that goes away fails the session.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A session's tables.
+"""A session's tables in this process, in SQLite.
 
-Promise: whatever a query does, it ends soon, answers in a few lines, and touches this session only.
-
-`SqliteStore` lives in this process: a budget of virtual-machine steps ends loops, limits on cells
-and pages end floods, and nothing outside the session's own database can be opened. servers.py has
-the stores on database servers.
+Promise: whatever a query does, it ends soon, answers in a few lines, and touches this session only:
+a budget of virtual-machine steps ends loops, limits on cells and pages end floods, and nothing
+outside the session's own database can be opened.
 """
 
 from __future__ import annotations

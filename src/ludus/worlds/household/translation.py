@@ -1,9 +1,8 @@
-"""A game in the format of the planner's library.
+"""A game in the format of the planner's library: a list of operators instead of PDDL.
 
-Promise: translated once and then read from a file; the same whatever the hash seed. The library
-plays the game and plans. It takes a list of operators instead of PDDL, and making one takes a tenth
-of a second or more, longer than the rest of a session's start. Every process that opens the task
-needs it, so it is kept in the state folder, some 15 kB a game.
+Promise: translated once and then read from a file; the same whatever the hash seed. Translating
+takes a tenth of a second or more, longer than the rest of a session's start, in every process that
+opens the task. So the result is kept in the state folder, some 15 kB a game.
 """
 
 from __future__ import annotations

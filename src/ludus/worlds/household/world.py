@@ -2,8 +2,7 @@
 
 Promise: official and generated games are never mixed, and every task id tells which it is. Official
 games come from the folder ALFWORLD_DATA; `games = "auto"` uses them if it is set, else games made
-from the alfworld package's parts (rooms.py). The reward is 1 when the game is won, else 0. Every
-observation ends with the commands that are possible.
+from the alfworld package's parts (rooms.py). The reward is 1 when the game is won, else 0.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""A hash code for the simulator's things.
+"""A hash code for the simulator's things, the same in every load, so that things keep their order.
 
-Promise: the same in every load, so things come in the same order. ScienceWorld's things have an id,
-counted from zero in each load, and compare by it, but have Java's arbitrary hash. So the order of
-things in a room, and with it temperatures, would change from load to load; with one hash for all
-(`-XX:hashCode=2`), which other objects get, sets become lists and a turn takes twice as long. So
-their class gets the missing method:
+ScienceWorld's things compare by an id, counted from zero in each load, but have Java's arbitrary
+hash, so the order of things in a room, and with it temperatures, would change from load to load.
+With one hash for all (`-XX:hashCode=2`) a turn takes twice as long. So their class gets a method:
 
     public int hashCode() { return (int) uuid; }
 
@@ -23,8 +21,7 @@ from ludus.errors import EnvironmentFailed, border
 
 THING = "scienceworld/struct/EnvObject.class"
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
-"""Bytes of a constant by tag. A text (1) has its own length; a long or double (5, 6) counts
-twice."""
+"""Bytes of a constant by tag; a text (1) has its own length."""
 
 
 def patched_classes(jar: Path, *, cache: Path) -> Path:

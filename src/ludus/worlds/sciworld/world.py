@@ -1,10 +1,9 @@
 """ScienceWorld: school experiments in a house of ten rooms, by typed commands.
 
-The simulator is the package's own, in a Java process. Promise: train, dev and test share no
-variation of an experiment; each is part of the library's own split of the same name. A turn is one
-step of the simulator; the package's own `step` also lists all valid commands, which takes ten times
-as long. The score is paid as it grows, 1 in all, without what a task grants at its start (being in
-the right room). A wrong decision (focus on the wrong thing) ends the session and takes it all back.
+Promise: train, dev and test share no variation of an experiment; each is part of the library's own
+split of the same name. The score is paid as it grows, 1 in all, without what a task grants at its
+start. A wrong decision (focus on the wrong thing) ends the session and takes it all back. The
+package's own `step` is not used: it also lists all valid commands, which takes ten times as long.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """AgentBench's operating-system items as problems of the shell world.
 
 Promise: an item is loaded whole, or left out and named in the log. `dev.json` is dev, the numbered
-folders are test, train is empty.
-
-Items are written for root in a container of its own, and a third write to /usr, /root or /. In a
-sandbox that forbids it their init script fails, and the session with it, unscored. Those that keep
-to their own folder (nearly all of folder 7) run anywhere.
+folders are test, train is empty. Items are written for root in a container of its own, and a third
+write to /usr, /root or /. In a sandbox that forbids it their init script fails, and the session
+with it, unscored. Those that keep to their own folder (nearly all of folder 7) run anywhere.
 """
 
 from __future__ import annotations

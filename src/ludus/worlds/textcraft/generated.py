@@ -1,4 +1,4 @@
-"""A generated book of recipes: 70 materials, and things of depth 1 to 4 made of them and each
+"""A generated book of recipes: materials, and things of depth 1 to 4 made of them and each
 other."""
 
 from __future__ import annotations

@@ -2,10 +2,9 @@
 
     (attributes matched + options matched + price is right) / (attributes + options + 1) x type
 
-Unlike in the original, all words of a title count except numbers and small words (it takes spaCy's
+Unlike in the original, all words of a title count except numbers and small words (not spaCy's
 nouns), and there are no fuzzy ratios: an attribute matches if its words include those of one of the
-product's or the reverse, an option if the words are the same (the original's ratio accepts "large"
-for "x-large").
+product's or the reverse, an option if the words are the same.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 import sys
 import types
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -75,8 +76,8 @@ def test_what_a_person_types_is_a_name_or_a_source():
 
 
 def test_installed_packages_offer_environments_by_entry_point(monkeypatch):
-    point = registry.EntryPoint("plugged", "tests.environments.authored:Echo", registry.GROUP)
-    broken = registry.EntryPoint("broken", "tests.no_such:Thing", registry.GROUP)
+    point = EntryPoint("plugged", "tests.environments.authored:Echo", registry.GROUP)
+    broken = EntryPoint("broken", "tests.no_such:Thing", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: (point, broken))
     assert names()[len(registry.BUILT_IN) :] == ["broken", "plugged"]
     assert make("plugged").name == "plugged"

@@ -84,9 +84,7 @@ class Mcp(EnvironmentBase):
         """
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
-            raise ConfigError(
-                "an MCP server needs either option command, which starts it, or option url; got both or none"
-            )
+            raise ConfigError("set either option command, which starts it, or option url; got both or none")
         self.name, self.description, self.reset = name, prompt, reset
         self.max_turns = max_turns
         self.options = {
@@ -136,12 +134,10 @@ class McpSession:
     async def start(self) -> Observation:
         self._client = self._environment.connect(self._sandbox)
         listed = offered(await self._client.list_tools())
-        reset = self._environment.reset
+        reset, names = self._environment.reset, [tool.name for tool in listed]
+        if reset and reset not in names:
+            raise EnvironmentFailed(f"the server has no tool {reset!r} to reset it with.{nearest(reset, names)}")
         if reset:
-            if reset not in [tool.name for tool in listed]:
-                raise EnvironmentFailed(
-                    f"the server has no tool {reset!r} to reset it with.{nearest(reset, [t.name for t in listed])}"
-                )
             await self._reset(reset)
         self._tools = tuple(tool for tool in listed if tool.name != reset)
         return opening(self._environment.description, as_text(self._task.data["prompt"]), tools=self._tools)
@@ -190,11 +186,10 @@ class McpSession:
         try:
             result = await self._client.call(name, dict(arguments))
         except MCPError as error:
-            if error.error.code == INVALID_PARAMS:
-                return as_text(f"error: {error.error.message}")[:2000], True, True
-            raise EnvironmentFailed(
-                f"tool {name!r}: the server answered {error.error.code}: {as_text(error.error.message)[:300]}"
-            ) from error
+            code, message = error.error.code, as_text(error.error.message)
+            if code == INVALID_PARAMS:
+                return as_text(f"error: {message}")[:2000], True, True
+            raise EnvironmentFailed(f"tool {name!r}: the server answered {code}: {message[:300]}") from error
         text = result_text(result)
         return (f"error: {text}" if result.is_error else text), bool(result.is_error), False
 
@@ -218,9 +213,7 @@ def offered(listed: list[Any]) -> tuple[Tool, ...]:
     tools = tuple(_tool(each) for each in listed)
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise EnvironmentFailed(
-            f"the server lists a tool twice: {next(name for name in names if names.count(name) > 1)!r:.80}"
-        )
+        raise EnvironmentFailed(f"the server lists a tool twice: {max(names, key=names.count)!r:.80}")
     num_chars = sum(len(json.dumps(tool_to_openai(tool))) for tool in tools)
     if num_chars > MAX_TOOLS_CHARS:
         raise EnvironmentFailed(
@@ -231,14 +224,10 @@ def offered(listed: list[Any]) -> tuple[Tool, ...]:
 
 def _tool(listed: Any) -> Tool:
     if not _NAME.fullmatch(listed.name):
-        raise EnvironmentFailed(
-            f"the server lists a tool {listed.name!r:.80}; expected a name of letters, digits, _, -, . and /"
-        )
+        raise EnvironmentFailed(f"the server lists a tool {listed.name!r:.80}; expected letters, digits, _, -, . and /")
     schema = dict(listed.input_schema)
     if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
-        raise EnvironmentFailed(
-            f"tool {listed.name!r:.60}: its schema is {as_text(schema)[:80]}; expected one of type object"
-        )
+        raise EnvironmentFailed(f"tool {listed.name!r:.60}: its schema is {as_text(schema)[:80]}; expected type object")
     parameters = {"type": "object", "properties": {}, **{key: part for key, part in schema.items() if key != "title"}}
     return Tool(as_text(listed.name), as_text(listed.description or ""), json.loads(as_text(parameters)))
 

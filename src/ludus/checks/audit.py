@@ -52,9 +52,8 @@ def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
         if required:
             calls.append((f"{tool.name} without arguments", ToolCall(tool.name, {})))
         if names:
-            calls.append(
-                (f"a wrong type for {tool.name}", ToolCall(tool.name, {name: {"a": [None]} for name in names}))
-            )
+            wrong = {name: {"a": [None]} for name in names}
+            calls.append((f"a wrong type for {tool.name}", ToolCall(tool.name, wrong)))
     return bad + [(what, Action(tool_calls=(call,))) for what, call in calls]
 
 

@@ -222,9 +222,7 @@ class _Examination:
             )
         elif not solving and rate > 0.9:
             self.warning(f"a random player succeeds in {rate:.0%} of the tasks", "make the tasks harder")
-        longest = max(
-            len(message.content) for trial in trials for seen in trial.observations for message in seen.messages
-        )
+        longest = max(len(each.content) for trial in trials for seen in trial.observations for each in seen.messages)
         if longest > _LONG_CHARS:
             self.warning(
                 f"an observation has {longest} characters",

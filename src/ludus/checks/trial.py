@@ -61,9 +61,7 @@ async def attempt(environment: Environment, task: Task, *, host: Host, seed: int
         actions: list[Action] = []
         observations = [await in_time(session.start(), where=f"{task.id}: start")]
         while not observations[-1].done and len(actions) < (environment.max_turns or MAX_TURNS):
-            actions.append(
-                await in_time(session.solve(mistakes=mistakes, rng=rng), where=f"{task.id}: choosing an action")
-            )
+            actions.append(await in_time(session.solve(mistakes=mistakes, rng=rng), where=f"{task.id}: choosing"))
             observations.append(await in_time(session.act(actions[-1]), where=f"{task.id}: act"))
     finally:
         await session.close()

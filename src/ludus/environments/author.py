@@ -102,9 +102,7 @@ class AuthoredEnvironment(EnvironmentBase):
     def _task(self, row: Mapping[str, Any], *, split: str, index: int) -> Task:
         if not isinstance(row, Mapping):
             raise TypeError(f"{self.name}.tasks({split!r})[{index}] is {type(row).__name__}; expected a dict")
-        return Task(
-            id=f"{self.name}/{split}/{row.get('id', index)}", environment=self.name, split=split, data=dict(row)
-        )
+        return Task(f"{self.name}/{split}/{row.get('id', index)}", self.name, split, dict(row))
 
 
 class AuthoredSession:
@@ -281,9 +279,7 @@ def _require_shape(author: type, tools: Mapping[str, ToolMethod]) -> None:
         raise ConfigError(f"environment class {author.__name__} has no {' and no '.join(missing)}; see `ludus env new`")
     if bool(tools) == hasattr(author, "act"):
         found = "both" if tools else "neither"
-        raise ConfigError(
-            f"environment class {author.__name__} has {found}; expected methods marked @tool, or one act(self, text)"
-        )
+        raise ConfigError(f"class {author.__name__} has {found}; expected methods marked @tool, or one act(self, text)")
 
 
 def read_options(author: Callable[..., Any], options: Mapping[str, Any], *, name: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import inspect
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -118,19 +118,17 @@ def _instance(found: type, *, name: str, options: Mapping[str, Any]) -> Environm
 def _registered(name: str) -> Any:
     if name in BUILT_IN:
         return _attribute(*BUILT_IN[name].split(":"), source=name)
-    points: dict[str, EntryPoint] = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in points:
+    point = next((each for each in entry_points(group=GROUP) if each.name == name), None)
+    if point is None:
         known = names()
         raise ConfigError(
             f"unknown environment {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
             "For your own, set its source to file.py or module:Class."
         )
     try:
-        return points[name].load()
-    except Exception as error:
-        raise ConfigError(
-            f"environment {name!r} of {points[name].value} cannot be imported: {describe(error)}"
-        ) from error
+        return point.load()
+    except Exception as error:  # the package may raise anything
+        raise ConfigError(f"environment {name!r} of {point.value} cannot be imported: {describe(error)}") from error
 
 
 def _split(source: str) -> tuple[str, str]:
@@ -192,9 +190,7 @@ def _only_environment(module: ModuleType, *, source: str) -> Any:
     found = [cls for cls in own if hasattr(cls, "tasks") and (hasattr(cls, "setup") or hasattr(cls, "open"))]
     if len(found) != 1:
         listed = ", ".join(cls.__name__ for cls in found) or "none"
-        raise ConfigError(
-            f"source {source!r}: expected one class with `tasks` and `setup`, found {listed}. Name it: {source}:CLASS"
-        )
+        raise ConfigError(f"source {source!r}: expected one environment class, found {listed}. Name it: {source}:CLASS")
     return found[0]
 
 

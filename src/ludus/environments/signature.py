@@ -82,14 +82,12 @@ def read_signature(function: Callable[..., Any], *, what: str) -> Signature:
     hints = _hints(function, what=what)
     described = argument_descriptions(function)
     fields: dict[str, Any] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.name == "self":
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == "self":
             continue
-        if parameter.kind not in _NAMED or parameter.name not in hints:
+        if parameter.kind not in _NAMED or name not in hints:
             raise ConfigError(f"{what}: parameter {str(parameter)!r} needs a name and a type, e.g. `number: int = 3`")
-        fields[parameter.name] = _field(
-            parameter, hint=hints[parameter.name], description=described.get(parameter.name, "")
-        )
+        fields[name] = _field(parameter, hint=hints[name], description=described.get(name, ""))
     shape = TypedDict("Arguments", fields)  # type: ignore[misc]
     shape.__pydantic_config__ = ConfigDict(extra="forbid", arbitrary_types_allowed=True)  # type: ignore[attr-defined]
     try:
@@ -123,9 +121,7 @@ def _hints(function: Callable[..., Any], *, what: str) -> dict[str, Any]:
     try:
         return get_type_hints(target, include_extras=True)
     except NameError as error:
-        raise ConfigError(
-            f"{what}: {error}; import the type at the top of the module, not under TYPE_CHECKING"
-        ) from None
+        raise ConfigError(f"{what}: {error}; import the type at module level, not under TYPE_CHECKING") from None
 
 
 def _field(parameter: inspect.Parameter, *, hint: Any, description: str) -> Any:

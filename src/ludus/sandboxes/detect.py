@@ -47,9 +47,7 @@ def container_socket() -> Path | None:
 def _namespace() -> Driver:
     if shutil.which("bwrap") is None or shutil.which("unshare") is None:
         missing = "bubblewrap" if shutil.which("bwrap") is None else "util-linux"
-        return Driver(
-            "namespace", False, f"{missing} is not installed", f"Install it, e.g. `apt-get install {missing}`."
-        )
+        return Driver("namespace", False, f"{missing} is not installed", f"Install it: `apt-get install {missing}`.")
     try:
         problem = _try_namespace()
     except (SandboxFailed, OSError) as error:
@@ -98,9 +96,7 @@ def _container() -> Driver:
         return Driver("container", True, f"{_version(socket)} at {socket}")
     found = sockets()
     if found:
-        return Driver(
-            "container", False, f"no service answers at {found[0]}", "Start the service, or set DOCKER_HOST to another."
-        )
+        return Driver("container", False, f"no service answers at {found[0]}", "Start it, or set DOCKER_HOST.")
     if shutil.which("podman"):
         where = "/run/podman" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp") + "/podman"
         command = f"mkdir -p {where}; podman system service --time=0 unix://{where}/podman.sock &"

@@ -60,7 +60,7 @@ class DockerApi:
 
     def remove(self, container: str) -> None:
         """Idempotent: a container that is gone counts as removed."""
-        self._ask("DELETE", f"/containers/{container}", params={"force": "1", "v": "1"}, accept=(404, 409))
+        self._ask("DELETE", f"/containers/{container}", params={"force": "1", "v": "1"}, ok=(404, 409))
 
     def containers(self, label: str) -> list[dict[str, Any]]:
         filters = json.dumps({"label": [label]})
@@ -88,7 +88,7 @@ class DockerApi:
     def exec_state(self, exec_id: str) -> dict[str, Any]:
         """Empty if it is gone with its container: Docker answers 404, podman may answer 500."""
         try:
-            return dict(self._ask("GET", f"/exec/{exec_id}/json", accept=(404,)))
+            return dict(self._ask("GET", f"/exec/{exec_id}/json", ok=(404,)))
         except SandboxFailed as error:
             if _NOT_THERE in str(error).lower():
                 return {}
@@ -97,14 +97,12 @@ class DockerApi:
     def close(self) -> None:
         self._client.close()
 
-    def _ask(
-        self, method: str, path: str, *, params: Any = None, body: Any = None, accept: tuple[int, ...] = ()
-    ) -> Any:
+    def _ask(self, method: str, path: str, *, params: Any = None, body: Any = None, ok: tuple[int, ...] = ()) -> Any:
         try:
             response = self._client.request(method, path, params=params, json=body)
         except httpx.HTTPError as error:
             raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
-        if response.is_error and response.status_code not in accept:
+        if response.is_error and response.status_code not in ok:
             raise SandboxFailed(f"the container service refuses {method} {path.split('/')[1]}: {_message(response)}")
         return response.json() if response.content and "json" in response.headers.get("content-type", "") else {}
 

@@ -68,9 +68,7 @@ class NamespaceInit:
             self.close()
             assert self._process.stderr is not None
             cause = self._process.stderr.read().decode(errors="replace").strip()
-            raise SandboxFailed(
-                f"cannot create namespaces: {cause or 'no answer'}. `ludus doctor` says what to change."
-            )
+            raise SandboxFailed(f"cannot create namespaces: {cause or 'no answer'}; run `ludus doctor` for a remedy")
 
     @property
     def alive(self) -> bool:

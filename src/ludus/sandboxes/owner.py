@@ -39,9 +39,7 @@ def state_folder() -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = folder.stat()
     if not given and (found.st_uid != os.getuid() or found.st_mode & 0o022):
-        raise SandboxFailed(
-            f"{folder} belongs to another user or is writable by others; set LUDUS_STATE to a folder of your own"
-        )
+        raise SandboxFailed(f"{folder} belongs to another user or is writable by others; set LUDUS_STATE to your own")
     return folder.resolve()
 
 

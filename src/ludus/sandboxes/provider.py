@@ -60,13 +60,9 @@ class Sandboxes:
         if not driver.works:
             raise ConfigError(f"sandbox {need.kind!r} does not work on this machine: {driver.says}. {driver.remedy}")
         if need.kind == "container" and not need.image:
-            raise ConfigError(
-                "sandbox 'container' needs an image; set `image` in the environment's class or its section of the run file"
-            )
+            raise ConfigError("sandbox 'container' needs an image; set `image` in the class or in the run file")
         if need.kind == "container" and not self._container_api().has_image(need.image):
-            raise ConfigError(
-                f"the container service has no image {need.image!r}; pull or build it first, e.g. `podman pull {need.image}`"
-            )
+            raise ConfigError(f"the container service has no image {need.image!r}; pull or build it first")
         self._begin()
 
     def open(self, need: Need | str, *, image: str = "", session: str = "") -> Sandbox:
@@ -141,9 +137,7 @@ class Sandboxes:
                 self._stop = threading.Event()
                 self._owner = Owner(self._given_state or state_folder())
                 atexit.register(self._close_at_exit)
-                threading.Thread(
-                    target=self._keep_sweeping, args=(self._stop,), name="sandbox-reaper", daemon=True
-                ).start()
+                threading.Thread(target=self._keep_sweeping, args=(self._stop,), name="reaper", daemon=True).start()
             return self._owner
 
     def _keep_sweeping(self, stop: threading.Event) -> None:

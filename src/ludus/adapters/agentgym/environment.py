@@ -23,9 +23,7 @@ class AgentGym(EnvironmentBase):
         ranges ("0-373,400") or as a .json file of AgentGym's rows; empty: the family's own split
         (splits.py)."""
         if family not in FAMILIES:
-            raise ConfigError(
-                f"unknown AgentGym family {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}."
-            )
+            raise ConfigError(f"unknown family {family!r}.{nearest(family, FAMILIES)} Known: {', '.join(FAMILIES)}.")
         self.name = name
         self.family: Family = FAMILIES[family]
         self.description = self.family.instruction
@@ -61,10 +59,7 @@ class AgentGym(EnvironmentBase):
 
     async def _create(self) -> int:
         answer = await self.server.ask("create", body=self.family.create)
-        instance = (
-            answer if isinstance(answer, int) and not isinstance(answer, bool) else part(answer, self.family.key, int)
-        )
-        return int(instance)
+        return answer if type(answer) is int else int(part(answer, self.family.key, int))
 
 
 class AgentGymSession:

@@ -116,9 +116,7 @@ def read_ids(given: str | Sequence[int], *, what: str) -> tuple[int, ...]:
 def _from_range(part: str, *, what: str) -> Iterable[int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
     if not match:
-        raise ConfigError(
-            f'option {what}: {part!r} is neither an id nor a range; expected e.g. "0-373,400" or a .json file'
-        )
+        raise ConfigError(f'option {what}: {part!r} is neither an id nor a range; expected "0-373,400" or a .json file')
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ConfigError(f"option {what}: range {part!r} ends before it begins")

@@ -65,6 +65,28 @@ def test_a_session_that_was_being_opened_on_a_lost_worker_is_opened_elsewhere():
     run(test())
 
 
+def test_a_session_that_two_lost_workers_had_in_one_tick_is_opened_on_the_third():
+    async def test():
+        async with plane() as (served, worker, client):
+            second, third = [await FakeWorker(served.url, name).join() for name in ("w2", "w3")]
+            worker.may_open.clear()
+            opening = client.open()
+            seat, heartbeat_s = served.controller.roster.seats["w3"], served.controller.settings.heartbeat_s
+            await until(lambda: served.controller.roster.seats["w1"].sessions)
+            before = seat.heard
+            pass_time(served, seconds=2 * heartbeat_s)
+            third.beat()
+            await until(lambda: seat.heard >= before + 2 * heartbeat_s)
+            pass_time(served, seconds=2 * heartbeat_s)
+            opened = await opening
+            assert (opened.worker_id, len(second.opened), len(third.opened)) == ("w3", 0, 1)
+            assert await client.start(opened.session_id)
+            await second.close()
+            await third.close()
+
+    run(test())
+
+
 def test_a_silent_worker_is_lost_though_its_connection_stands_and_may_join_again():
     async def test():
         async with plane() as (served, worker, client):

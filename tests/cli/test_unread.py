@@ -22,12 +22,12 @@ def test_every_key_that_is_listed_exists():
 @pytest.mark.parametrize(
     ("command", "override", "message"),
     [
-        ("sft", "trainer.lr=1e-3", "trainer.lr changes nothing in `ludus sft`; you may mean sft.lr"),
-        ("sft", "horizons.guess.every=3", "horizons.guess.every changes nothing in `ludus sft`; leave it out"),
+        ("sft", "trainer.lr=1e-3", "trainer.lr has no effect on `ludus sft`; use sft.lr instead"),
+        ("sft", "horizons.guess.every=3", "horizons.guess.every has no effect on `ludus sft`; leave it out"),
         ("train", "sft.steps=3", "`ludus train`"),
-        ("eval", "rollout.temperature=0.5", "you may mean evaluation.temperature"),
-        ("evolve", "sft.num_trajectories=3", "you may mean evolve.num_trajectories"),
-        ("collect", "algorithm={}", "algorithm changes nothing"),
+        ("eval", "rollout.temperature=0.5", "use evaluation.temperature instead"),
+        ("evolve", "sft.num_trajectories=3", "use evolve.num_trajectories instead"),
+        ("collect", "algorithm={}", "algorithm has no effect"),
     ],
 )
 def test_what_would_change_nothing_is_refused(command, override, message):
@@ -45,5 +45,5 @@ def test_what_every_command_reads_is_not(command):
 def test_a_command_refuses_what_it_does_not_read_once_it_is_a_key_at_all(ludus):
     code, _, err = ludus("eval", "--model", "http://h/v1", "--environments", "guess", "trainer.lr=3", "--dry-run")
     assert code == 1
-    assert "trainer.lr changes nothing in `ludus eval`" in err
+    assert "trainer.lr has no effect on `ludus eval`" in err
     assert "Did you mean 'lr'" in ludus("eval", "--environments", "guess", "trainer.lrr=3")[2]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -82,7 +84,8 @@ def module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(local, "write_report", lambda folder: folder.report_file)
     yield
-    sys.modules.pop("of_an_author", None)
+    for name in ("of_an_author", "my_methods"):
+        sys.modules.pop(name, None)
 
 
 def advantages(batch):
@@ -95,6 +98,17 @@ def test_an_estimator_has_its_own_options_and_the_resolved_run_reads_back():
     assert parse_config(tomllib.loads(dump_config(config))) == config
     batch = make_algorithm(config.algorithm).batch([make_group([0.0, 1.0])])
     assert advantages(batch) == [[-0.25, -0.25], [0.75, 0.75]]
+
+
+def test_the_example_of_the_docs_works_and_is_short(tmp_path):
+    page = Path(__file__).parents[2].joinpath("docs", "algorithms.md").read_text()
+    code, toml = (re.search(rf"```{kind}\n(.*?)```", page, re.DOTALL)[1] for kind in ("python", "toml"))
+    assert len(code.splitlines()) <= 15
+    (tmp_path / "my_methods.py").write_text(code)
+    config = parse_config(tomllib.loads(toml)).algorithm
+    batch = make_algorithm(config).batch([make_group([0.0, 1.0])])
+    assert advantages(batch) == [pytest.approx([-0.1, -0.1]), pytest.approx([0.9, 0.9])]
+    assert loss_of(make_algorithm(config), batch.sequences, policy=torch.linspace(-2.0, -0.5, 12)).isfinite()
 
 
 def test_a_decorator_says_what_an_estimator_needs():

@@ -1,6 +1,7 @@
-"""Keys of a run that a command does not read. Promise: an override that would change nothing is refused.
+"""Keys that a command does not read. Promise: an override that would change nothing is refused.
 
-A run file is shared by several commands, so what it says beyond them stands; what a person typed is meant for this one.
+Several commands share a run file, so a file may have keys that the command does not read. An override
+is meant for the command.
 """
 
 from __future__ import annotations
@@ -51,5 +52,5 @@ def refuse_unread(overrides: Iterable[str], *, command: str) -> None:
             from ludus.errors import ConfigError
 
             instead = INSTEAD.get((command, key))
-            move = f"you may mean {instead}" if instead else "leave it out"
-            raise ConfigError(f"{key} changes nothing in `ludus {command}`; {move}")
+            move = f"use {instead} instead" if instead else "leave it out"
+            raise ConfigError(f"{key} has no effect on `ludus {command}`; {move}")

@@ -16,9 +16,9 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -45,7 +45,7 @@ class Registry(Generic[P]):
     def names(self) -> list[str]:
         """Built-in names first, then those of installed packages."""
         built_in = self.built_in()
-        return [*built_in, *sorted(self._installed().keys() - built_in.keys())]
+        return [*built_in, *sorted(installed(self.group).keys() - built_in.keys())]
 
     def find(self, name: str) -> P:
         if name in self.built_in():
@@ -55,23 +55,28 @@ class Registry(Generic[P]):
         return self._outside[name]
 
     def _load(self, name: str) -> Any:
-        points = self._installed()
-        if name in points:
-            return _imported(points[name].load, f"{self.key} {name!r} of {points[name].value}")
-        if self.group and ":" in name:
-            return resolve(name)
-        own = " Your own: module:name or file.py:name." if self.group else ""
-        known = self.names()
-        raise ConfigError(
-            f"{self.key} is {name!r}, which is unknown.{nearest(name, known)} Known: {', '.join(known)}.{own}"
-        )
+        return find(name, key=self.key, known=self.built_in(), group=self.group)
 
     def built_in(self) -> dict[str, P]:
         import_all(self._home)
         return self._pieces
 
-    def _installed(self) -> dict[str, Any]:
-        return {point.name: point for point in entry_points(group=self.group)} if self.group else {}
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=group)} if group else {}
+
+
+def find(name: str, *, key: str, known: Iterable[str], group: str) -> Any:
+    """The object of an entry point of `group`, or of an import path, that the run file's `key` names.
+    `known` are the built-in names, for the error."""
+    points = installed(group)
+    if name in points:
+        return _imported(points[name].load, f"{key} {name!r} of {points[name].value}")
+    if group and ":" in name:
+        return resolve(name)
+    names = [*known, *sorted(points)]
+    own = " Your own: module:name or file.py:name." if group else ""
+    raise ConfigError(f"{key} is {name!r}, which is unknown.{nearest(name, names)} Known: {', '.join(names)}.{own}")
 
 
 def resolve(source: str) -> Any:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, cast
 
 from pydantic import Field, model_validator
 
+from ludus import plugins
 from ludus.config.section import Section, refuse_password
+from ludus.errors import ConfigError
+
+KINDS = ("embedded", "server", "chat")
 
 
 class EngineConfig(Section):
-    kind: Literal["embedded", "server", "chat"] = "embedded"
+    kind: str = "embedded"
     """embedded: in this process. server: an endpoint that returns token ids and logprobs, for
     evaluation. chat: an endpoint that returns text only, for evaluation and cloning; it has its own
-    tokenizer, so [model] is left out."""
+    tokenizer, so [model] is left out. Your own: an import path, such as my_module:make_engine."""
     url: str = ""
     """server, chat: base URL of an OpenAI-compatible endpoint, such as http://127.0.0.1:8000/v1.
     LUDUS_API_KEY holds its key."""
@@ -45,8 +50,21 @@ class EngineConfig(Section):
             picks |= {"max_running": 256, "max_cached": 512, "prefill_tokens": 16384}
         return self.model_copy(update={name: pick for name, pick in picks.items() if not getattr(self, name)})
 
+    @property
+    def factory(self) -> Callable[..., Any]:
+        """The function that `kind` names by its import path or entry point."""
+        factory = plugins.find(self.kind, key="engine.kind", known=KINDS, group="ludus.engines")
+        if not callable(factory):
+            raise ConfigError(
+                f"engine.kind is {self.kind!r}, which is {factory!r}; expected a function(config, model_folder, trains)"
+            )
+        return cast("Callable[..., Any]", factory)
+
     @model_validator(mode="after")
     def _fits_kind(self) -> EngineConfig:
+        if self.kind not in KINDS:
+            _ = self.factory  # an unknown name is refused here
+            return self
         outside = self.kind != "embedded"
         refuse_password(self.url, key="engine.url")
         if outside != bool(self.url) or (self.url and not self.url.startswith(("http://", "https://"))):

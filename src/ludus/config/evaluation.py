@@ -32,3 +32,6 @@ class StoreConfig(Section):
     """Store every trajectory."""
     tensorboard: bool = True
     """Write metrics for TensorBoard too."""
+    trackers: list[str] = []
+    """Other trackers, each by its import path, such as my_module:MyTracker, or by the name of an entry
+    point in the group ludus.trackers."""

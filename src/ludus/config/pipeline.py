@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal, cast
 
 from pydantic import Field, model_validator
 
+from ludus import plugins
 from ludus.config.section import Section
+
+CURRICULA = ("uniform", "replay")
 
 
 class PipelineConfig(Section):
@@ -33,9 +37,9 @@ class PipelineConfig(Section):
 
 
 class CurriculumConfig(Section):
-    tasks: Literal["uniform", "replay"] = "uniform"
-    """uniform: every task once per epoch. replay: prioritised level replay, by the task's last
-    group."""
+    tasks: str = "uniform"
+    """uniform: every task once per epoch. replay: prioritised level replay, by a task's score. Your
+    own: an import path, such as my_module:Curriculum."""
     score: Literal["learnability", "advantage", "positive_value_loss"] = "learnability"
     """replay: a task's score. learnability: success rate x failure rate. advantage: mean distance of
     rewards from their group's mean. positive_value_loss: mean of max(return - value, 0), with
@@ -51,8 +55,17 @@ class CurriculumConfig(Section):
     """What the environments share in proportion to their weights. weights: groups. tokens: trained
     tokens. success: groups, with more for environments that are neither solved nor hopeless."""
 
+    @property
+    def factory(self) -> Callable[..., Any] | None:
+        """The curriculum that `tasks` names by its import path or entry point, if it does."""
+        if self.tasks in CURRICULA:
+            return None
+        found = plugins.find(self.tasks, key="curriculum.tasks", known=CURRICULA, group="ludus.curricula")
+        return cast("Callable[..., Any]", found)
+
     @model_validator(mode="after")
     def _only_replay_has_scores(self) -> CurriculumConfig:
+        _ = self.factory  # an unknown name is refused here
         for key in ("score", "fresh", "rank_temperature", "staleness_share"):
             if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from ludus.config import EngineConfig, RunConfig
 from ludus.engines.embedded import EmbeddedEngine
 from ludus.engines.engine import Capabilities, Engine
@@ -19,6 +21,9 @@ CAPABILITIES: dict[str, Capabilities] = {
 
 def make_engine(config: RunConfig, *, model_folder: str, trains: bool) -> Engine:
     """The engine of the run file. `trains`: a trainer needs its part of the device's memory."""
+    if config.engine.kind not in CAPABILITIES:
+        made = config.engine.factory(config, model_folder=model_folder, trains=trains)
+        return cast("Engine", made)
     if config.engine.kind == "server":
         max_running = config.engine.sized(on_gpu=False).max_running
         return ServerEngine(config.engine.url, model=config.engine.model, max_running=max_running)
@@ -33,7 +38,7 @@ def make_engine(config: RunConfig, *, model_folder: str, trains: bool) -> Engine
 
 def require_loads(config: EngineConfig, *, command: str, instead: str) -> None:
     """Refuse an engine that cannot load new weights before anything of the run is started."""
-    if not CAPABILITIES[config.kind].load:
+    if config.kind in CAPABILITIES and not CAPABILITIES[config.kind].load:
         able = " or ".join(repr(kind) for kind, can in CAPABILITIES.items() if can.load)
         raise ConfigError(
             f"engine.kind is {config.kind!r}, which cannot load new weights; {command} needs {able}. {instead}"

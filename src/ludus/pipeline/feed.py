@@ -14,7 +14,7 @@ from typing import Any
 
 from ludus.config import CurriculumConfig, RolloutConfig
 from ludus.errors import ConfigError
-from ludus.pipeline.levels import Levels
+from ludus.pipeline.levels import Curriculum, Levels
 from ludus.pipeline.mix import Mix
 from ludus.seeds import derive
 from ludus.types import Batch, Group, Order, Task
@@ -41,10 +41,11 @@ class Feed:
         self._seed = seed
         self._counts = dict.fromkeys(self._tasks, 0)
         self._mix = Mix({name: weights[name] for name in self._tasks}, rule=config.mix)
-        self._levels = {
-            name: Levels(listed, config=config, seed=derive(seed, name))
+        make = config.factory or (Levels if config.tasks == "replay" else None)
+        self._levels: dict[str, Curriculum] = {
+            name: make(listed, config=config, seed=derive(seed, name))
             for name, listed in self._tasks.items()
-            if config.tasks == "replay"
+            if make is not None
         }
         self._again: deque[Order] = deque()
         self._orders: dict[str, tuple[int, list[int]]] = {}

@@ -20,7 +20,7 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 
@@ -76,6 +76,33 @@ def replay_chances(
     }
 
 
+class Curriculum(Protocol):
+    """Chooses the tasks of one environment. Made as Curriculum(tasks, config=..., seed=...). Choices
+    depend on the seed and on these calls alone, so that a resumed run makes the same."""
+
+    def choose(self, *, count: int, index: int) -> Task:
+        """`count`: draws of this environment so far; `index`: draws of all."""
+        ...
+
+    def note(self, task: Task, *, index: int) -> None:
+        """The task was played without a result."""
+        ...
+
+    def learn(self, group: Group, *, index: int) -> None:
+        """A group was played."""
+        ...
+
+    def train(self, groups: Sequence[Group], batch: Batch) -> None:
+        """Groups were trained."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint must hold, as JSON."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Levels:
     """The tasks of one environment with their scores."""
 
@@ -88,7 +115,6 @@ class Levels:
         self._levels: dict[str, Level] = {}
 
     def choose(self, *, count: int, index: int) -> Task:
-        """`count`: draws of this environment so far; `index`: draws of all."""
         rng = random.Random(derive(self._seed, "level", count))
         left = self._num_fresh < len(self._order)
         if left and (not self._levels or rng.random() < self._config.fresh):

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 from ludus.config import StoreConfig
-from ludus.errors import ConfigError, describe, nearest
+from ludus.errors import describe
+from ludus.plugins import find
 from ludus.store.recorder import Listener, ListenerFailed
 from ludus.store.run_folder import RunFolder
 
@@ -58,22 +58,11 @@ class TrackerListener:
 
 def trackers_of(store: StoreConfig, folder: RunFolder) -> list[Listener]:
     """The trackers that a run file asks for, as listeners."""
-    return [make_tracker("tensorboard", folder)] if store.tensorboard else []
+    names = [*(["tensorboard"] if store.tensorboard else []), *store.trackers]
+    return [make_tracker(name, folder) for name in names]
 
 
 def make_tracker(name: str, folder: RunFolder) -> TrackerListener:
     """The tracker "tensorboard" or "module:Class", as a listener."""
-    path = TRACKERS.get(name, name)
-    module, _, attribute = path.partition(":")
-    if not attribute:
-        raise ConfigError(
-            f"tracker {name!r} is not known; known: {', '.join(TRACKERS)}, or an import path such as "
-            f"my_module:MyTracker.{nearest(name, TRACKERS)}"
-        )
-    try:
-        made = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"tracker {name!r} cannot be imported: {describe(error)}. Install its package, or correct the path"
-        ) from error
+    made = find(TRACKERS.get(name, name), key="store.trackers", known=TRACKERS, group="ludus.trackers")
     return TrackerListener(name, made(folder))

@@ -1,4 +1,4 @@
-"""Control groups as kernels describe them, and the ones of this machine."""
+"""Control groups of version 1, 2 and mixed, as kernels tell of them, and the ones of this machine."""
 
 import os
 
@@ -21,47 +21,52 @@ def root(tmp_path):
 
 
 def found(root, mountinfo, membership):
-    return cgroups.mounted(mountinfo.format(root=root, inside="/"), membership)
+    return list(cgroups.mounts(mountinfo.format(root=root, inside="/"), membership))
+
+
+def test_each_controller_of_version_1_has_its_tree(root):
+    mounts = found(root, OTHER + V1, "4:memory:/mine\n1:cpu,cpuacct:/\n")
+    assert [(each.version, set(each.controllers), each.own) for each in mounts] == [
+        (1, {"memory"}, root / "memory/mine"),
+        (1, {"cpu"}, root / "cpu"),
+    ]
 
 
 def test_version_2_is_one_tree_for_all(root):
-    mounted = found(root, OTHER + V2, "0::/mine/deep\n")
-    assert mounted == cgroups.Mounted(root / "unified", root / "unified/mine/deep")
-    assert set(mounted.controllers) == {"memory", "pids", "cpu"}
+    (only,) = found(root, OTHER + V2, "0::/mine/deep\n")
+    assert (only.version, only.own) == (2, root / "unified/mine/deep")
+    assert {"memory", "pids", "cpu"} <= only.controllers
 
 
-def test_of_a_mixed_system_only_version_2_is_used(root):
-    assert found(root, V1 + V2, "4:memory:/mine\n0::/\n").own == root / "unified"
-    assert found(root, V1, "4:memory:/mine\n") is None
+def test_a_mixed_system_has_both(root):
+    assert {each.version for each in found(root, V1 + V2, "4:memory:/mine\n0::/\n")} == {1, 2}
 
 
 def test_in_a_container_the_mount_shows_a_part_of_the_tree(root):
-    mounted = cgroups.mounted(V2.format(root=root, inside="/docker/abc"), "0::/docker/abc/mine\n")
-    assert mounted.own == root / "unified/mine"
-    mounted = cgroups.mounted(V2.format(root=root, inside="/docker/abc"), "0::/somewhere/else\n")
-    assert mounted.own == root / "unified"
+    mounts = cgroups.mounts(V2.format(root=root, inside="/docker/abc"), "0::/docker/abc/mine\n")
+    assert [each.own for each in mounts] == [root / "unified/mine"]
+    mounts = cgroups.mounts(V2.format(root=root, inside="/docker/abc"), "0::/somewhere/else\n")
+    assert [each.own for each in mounts] == [root / "unified"]
 
 
-def test_every_limit_is_written(tmp_path):
+@pytest.mark.parametrize("version", [1, 2])
+def test_every_limit_is_written(version):
     room = Room(memory_mb=64, num_processes=40, cpus=0.5)
-    group = cgroups.make(cgroups.Parent(tmp_path, cgroups.NEEDED), "one", room)
-    written = {file.name: file.read_text() for file in group.folder.iterdir()}
-    assert written == {"memory.max": str(64 * 2**20), "pids.max": "40", "cpu.max": "50000 100000"}
-
-
-def test_a_controller_that_is_not_there_is_named(tmp_path):
-    assert cgroups.Parent().missing == cgroups.NEEDED
-    assert cgroups.Parent(tmp_path, ("memory", "cpu")).missing == ("pids",)
+    written = dict(each for name in cgroups.NEEDED for each in cgroups.settings(name, version, room))
+    assert str(64 * 2**20) in written.values()
+    assert written["pids.max"] == "40"
+    assert any("50000" in value for value in written.values())
 
 
 def test_a_group_of_this_machine_is_made_limited_and_removed():
-    parent = cgroups.find()
-    if parent.folder is None:
+    trees = cgroups.find()
+    if not trees.places:
         pytest.skip("this process may make no control groups")
-    group = cgroups.make(parent, f"test-group-{os.getpid()}", Room(num_processes=7))
-    assert group.folder.is_dir()
-    if "pids" in parent.controllers:
-        assert (group.folder / "pids.max").read_text().strip() == "7"
+    name = f"test-group-{os.getpid()}"
+    group = cgroups.make(trees, name, Room(num_processes=7))
+    assert all(folder.is_dir() for folder in group.folders)
+    if "pids" in trees.places:
+        assert (trees.places["pids"][1] / name / "pids.max").read_text().strip() == "7"
     assert group.remove()
-    assert not group.folder.exists()
+    assert not any(folder.exists() for folder in group.folders)
     assert group.remove(), "twice is fine"

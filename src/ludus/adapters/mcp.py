@@ -224,7 +224,9 @@ def offered(listed: list[Any]) -> tuple[Tool, ...]:
 
 def _tool(listed: Any) -> Tool:
     if not _NAME.fullmatch(listed.name):
-        raise EnvironmentFailed(f"the server lists a tool {listed.name!r:.80}; expected letters, digits, _, -, . and /")
+        raise EnvironmentFailed(
+            f"the server lists a tool {listed.name!r:.80}; expected a name of letters, digits and _./-"
+        )
     schema = dict(listed.input_schema)
     if schema.get("type", "object") != "object" or not isinstance(schema.get("properties", {}), dict):
         raise EnvironmentFailed(f"tool {listed.name!r:.60}: its schema is {as_text(schema)[:80]}; expected type object")

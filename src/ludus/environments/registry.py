@@ -190,7 +190,9 @@ def _only_environment(module: ModuleType, *, source: str) -> Any:
     found = [cls for cls in own if hasattr(cls, "tasks") and (hasattr(cls, "setup") or hasattr(cls, "open"))]
     if len(found) != 1:
         listed = ", ".join(cls.__name__ for cls in found) or "none"
-        raise ConfigError(f"source {source!r}: expected one environment class, found {listed}. Name it: {source}:CLASS")
+        raise ConfigError(
+            f"source {source!r}: expected one class with `tasks` and `setup`, found {listed}. Name it: {source}:CLASS"
+        )
     return found[0]
 
 

@@ -1,8 +1,10 @@
-"""Limits on memory, processes and processor time of a sandbox, by control groups (cgroup v2).
+"""Limits on memory, processes and processor time of a sandbox, by control groups (v1, v2 or both).
 
-    /sys/fs/cgroup/ANCESTOR/ludus/ID     ANCESTOR: our nearest group that may delegate controllers
+    v1   /sys/fs/cgroup/memory/OWN/ludus/ID   one tree per controller
+    v2   /sys/fs/cgroup/ANCESTOR/ludus/ID     ANCESTOR: our nearest group that may delegate
 
 Groups are made below our own, so that the limits of this process hold for its sandboxes too.
+Without the pids controller, RLIMIT_NPROC would count the processes of all sandboxes together.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,96 +28,110 @@ _PERIOD_US = 100_000
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """The mounted hierarchy, and the group that this process is in."""
+    """A mounted hierarchy, and the group that this process is in."""
 
+    version: int
+    controllers: frozenset[str]
     root: Path
     own: Path
 
-    @property
-    def controllers(self) -> tuple[str, ...]:
-        available = _read(self.root / "cgroup.controllers").split()
-        return tuple(name for name in NEEDED if name in available)
-
 
 @dataclass(frozen=True, slots=True)
-class Parent:
-    """The group in which sandboxes get theirs. Without a folder, none can be made."""
+class Trees:
+    """Where groups can be made: version and folder by controller."""
 
-    folder: Path | None = None
-    controllers: tuple[str, ...] = ()
+    places: Mapping[str, tuple[int, Path]]
 
     @property
     def missing(self) -> tuple[str, ...]:
-        return tuple(name for name in NEEDED if name not in self.controllers)
+        return tuple(name for name in NEEDED if name not in self.places)
+
+    def describe(self) -> str:
+        versions = sorted({version for version, _ in self.places.values()})
+        return " and ".join(f"cgroup v{version}" for version in versions)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The control group of one sandbox."""
+    """The control groups of one sandbox."""
 
-    folder: Path
+    folders: tuple[Path, ...]
 
     def remove(self, *, patience_s: float = 0.5) -> bool:
         """Kills everything inside. False if some is left for the next sweep."""
         until_s = time.monotonic() + patience_s
-        while not _removed(self.folder):
+        while True:
+            left = [folder for folder in self.folders if not _removed(folder)]
+            if not left:
+                return True
             if time.monotonic() > until_s:
                 return False
             time.sleep(0.002)
-        return True
 
 
-def make(parent: Parent, name: str, room: Room) -> Group:
-    assert parent.folder is not None
-    folder = parent.folder / name
-    folder.mkdir()
-    for controller in parent.controllers:
-        for file, value in settings(controller, room).items():
-            if file != "memory.swap.max" or (folder / file).exists():  # no swap accounting
-                (folder / file).write_text(value)
-    return Group(folder)
+def make(trees: Trees, name: str, room: Room) -> Group:
+    folders = []
+    for folder in dict.fromkeys(place / name for _, place in trees.places.values()):
+        folder.mkdir()
+        folders.append(folder)
+    for controller, (version, place) in trees.places.items():
+        for file, value in settings(controller, version, room):
+            _set(place / name / file, value)
+    return Group(tuple(folders))
 
 
-def settings(controller: str, room: Room) -> dict[str, str]:
+def settings(controller: str, version: int, room: Room) -> list[tuple[str, str]]:
     """Files of a group, and their values."""
+    memory, quota = str(room.memory_mb * 2**20), str(int(room.cpus * _PERIOD_US))
     if controller == "memory":
-        return {"memory.max": str(room.memory_mb * 2**20), "memory.swap.max": "0"}
+        if version == 1:
+            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)]
+        return [("memory.max", memory), ("memory.swap.max", "0")]
     if controller == "pids":
-        return {"pids.max": str(room.num_processes)}
-    return {"cpu.max": f"{int(room.cpus * _PERIOD_US)} {_PERIOD_US}"}
+        return [("pids.max", str(room.num_processes))]
+    if version == 1:
+        return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
+    return [("cpu.max", f"{quota} {_PERIOD_US}")]
 
 
 @functools.cache
-def find() -> Parent:
-    """The nearest group that works, found once by making a group and moving a process into it."""
-    found = mounted()
-    if found is None or not found.controllers:
-        return Parent()
-    # a group with processes cannot delegate controllers, so try its ancestors too
-    for folder in (found.own, *found.own.parents):
-        parent = Parent(folder / PARENT, found.controllers)
-        if folder.is_relative_to(found.root) and _works(parent):
-            return parent
-    return Parent()
+def find() -> Trees:
+    """What this process may use, found once by making a group and moving a process into it."""
+    places: dict[str, tuple[int, Path]] = {}
+    for mounted in sorted(mounts(), key=lambda each: each.version):
+        wanted = [name for name in NEEDED if name in mounted.controllers and name not in places]
+        place = _usable(mounted, wanted) if wanted else None
+        if place is not None:
+            places |= dict.fromkeys(wanted, (mounted.version, place))
+    return Trees(places)
 
 
-def mounted(mountinfo: str | None = None, membership: str | None = None) -> Mounted | None:
-    own = "/"
+def mounts(mountinfo: str | None = None, membership: str | None = None) -> Iterator[Mounted]:
+    own: dict[str, str] = {}
     for line in (membership if membership is not None else _read("/proc/self/cgroup")).splitlines():
-        if line.startswith("0::"):
-            own = line.removeprefix("0::")
+        _, names, path = line.split(":", 2)
+        own |= dict.fromkeys(names.split(","), path)
     for line in (mountinfo if mountinfo is not None else _read("/proc/self/mountinfo")).splitlines():
         before, _, after = line.partition(" - ")
-        if after.startswith("cgroup2 "):
-            root, point = before.split(" ")[3:5]
-            return Mounted(Path(point), _below(point, root, own))
-    return None
+        kind, _, options = after.split(" ", 2)
+        root, point = before.split(" ")[3:5]
+        if kind == "cgroup2":
+            controllers = frozenset(_read(f"{point}/cgroup.controllers").split())
+            yield Mounted(2, controllers, Path(point), _below(point, root, own.get("", "/")))
+        elif kind == "cgroup":
+            controllers = frozenset(options.split(",")) & frozenset(NEEDED)
+            for name in sorted(controllers):
+                yield Mounted(1, frozenset([name]), Path(point), _below(point, root, own.get(name, "/")))
 
 
 def leftovers(prefix: str) -> dict[str, Group]:
     """Groups of sandboxes by id, for ids that begin with `prefix`."""
-    parent = find().folder
-    return {folder.name: Group(folder) for folder in parent.glob(f"{prefix}*")} if parent else {}
+    found: dict[str, list[Path]] = {}
+    for _, place in find().places.values():
+        for folder in place.glob(f"{prefix}*"):
+            if folder not in found.setdefault(folder.name, []):
+                found[folder.name].append(folder)
+    return {name: Group(tuple(folders)) for name, folders in found.items()}
 
 
 def _below(point: str, root: str, path: str) -> Path:
@@ -124,29 +141,48 @@ def _below(point: str, root: str, path: str) -> Path:
     return folder if folder.is_dir() else Path(point)
 
 
-def _works(parent: Parent) -> bool:
-    assert parent.folder is not None
-    trial = f"trial-{os.getpid()}-{time.monotonic_ns()}"
+def _usable(mounted: Mounted, wanted: list[str]) -> Path | None:
+    candidates = [mounted.own]
+    if mounted.version == 2:  # a group with processes cannot delegate controllers
+        candidates += [folder for folder in mounted.own.parents if folder.is_relative_to(mounted.root)]
+    for folder in candidates:
+        if _try(folder / PARENT, wanted, version=mounted.version):
+            return folder / PARENT
+    return None
+
+
+def _try(parent: Path, wanted: list[str], *, version: int) -> bool:
+    trial = parent / f"trial-{os.getpid()}-{time.monotonic_ns()}"
     try:
-        _delegate(parent.folder.parent, parent.controllers)
-        parent.folder.mkdir(exist_ok=True)
-        _delegate(parent.folder, parent.controllers)
-        group = Group(parent.folder / trial)
+        if version == 2:
+            _delegate(parent.parent, wanted)
+        parent.mkdir(exist_ok=True)
+        if version == 2:
+            _delegate(parent, wanted)
+        trial.mkdir()
         try:
-            make(parent, trial, Room())
-            join = f"echo 0 > {group.folder}/cgroup.procs"
+            for name in wanted:
+                for file, value in settings(name, version, Room()):
+                    _set(trial / file, value)
+            join = f"echo 0 > {trial}/cgroup.procs"
             return subprocess.run(["/bin/sh", "-c", join], capture_output=True, check=False).returncode == 0
         finally:
-            group.remove()
+            Group((trial,)).remove()
     except OSError:
         return False
 
 
-def _delegate(folder: Path, controllers: tuple[str, ...]) -> None:
+def _delegate(folder: Path, wanted: list[str]) -> None:
     enabled = _read(folder / "cgroup.subtree_control").split()
-    missing = [f"+{name}" for name in controllers if name not in enabled]
+    missing = [f"+{name}" for name in wanted if name not in enabled]
     if missing:
         (folder / "cgroup.subtree_control").write_text(" ".join(missing))
+
+
+def _set(file: Path, value: str) -> None:
+    if "sw" in file.name and not file.exists():
+        return  # the kernel does not account swap
+    file.write_text(value)
 
 
 def _removed(folder: Path) -> bool:

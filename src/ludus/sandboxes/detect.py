@@ -54,9 +54,9 @@ def _namespace() -> Driver:
         problem = str(error)
     if problem:
         return Driver("namespace", False, f"bubblewrap does not run here: {problem}", _namespace_remedy())
-    parent = cgroups.find()
-    lacking = "".join(f", no limit on {name} of the whole sandbox" for name in parent.missing)
-    limits = f"limits by cgroup v2{lacking}" if parent.folder else "no cgroup v2: limits per process only"
+    trees = cgroups.find()
+    lacking = "".join(f", no limit on {name} of the whole sandbox" for name in trees.missing)
+    limits = f"limits by {trees.describe()}{lacking}" if trees.places else "no control groups: limits per process only"
     return Driver("namespace", True, f"bubblewrap; {limits}")
 
 
@@ -67,7 +67,7 @@ def _try_namespace() -> str:
     try:
         init.ask("open", id="trial", bytes=2**20, uid=uid)
         argv = [*bwrap(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
-        started = init.spawn(argv=argv, group="", rlimits=rlimits(Room(), missing=()), uid=uid)
+        started = init.spawn(argv=argv, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
         done = finish(started, limits=Limits(time_s=10))
     finally:
         init.close()

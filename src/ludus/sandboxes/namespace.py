@@ -145,20 +145,20 @@ class NamespaceSandbox(ContainedSandbox):
     def start(self) -> None:
         super().start()
         self._init = self._find_init()
-        parent = cgroups.find()
+        trees = cgroups.find()
         try:
-            self._group = cgroups.make(parent, self.label.id, self._room) if parent.folder else None
+            self._group = cgroups.make(trees, self.label.id, self._room) if trees.places else None
         except OSError as error:
             raise SandboxFailed(f"cannot create a control group for the sandbox: {error}") from error
-        self._limits = rlimits(self._room, missing=parent.missing)
+        self._limits = rlimits(self._room, missing=trees.missing)
         self._init.ask("open", id=self.label.id, bytes=self._room.disk_mb * 2**20, uid=_uid())
 
     def attach(self, argv: list[str]) -> ProcessHandle:
         self._require_open()
         assert self._init is not None, "start() comes first"
-        group = str(self._group.folder) if self._group else ""
+        groups = [str(folder) for folder in self._group.folders] if self._group else []
         return self._remembered(
-            self._init.spawn(argv=[*self._prefix, *argv], group=group, rlimits=self._limits, uid=_uid())
+            self._init.spawn(argv=[*self._prefix, *argv], groups=groups, rlimits=self._limits, uid=_uid())
         )
 
     def _shell_argv(self) -> list[str]:

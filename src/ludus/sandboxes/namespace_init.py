@@ -5,7 +5,7 @@ sandboxes are gone: they belong to namespaces that end with this program. It ser
 over a socket, one message each, with a socket for the answer:
 
     {"do": "open", "id", "bytes", "uid"}                  mounts a sized tmpfs for a sandbox
-    {"do": "spawn", "argv", "group", "rlimits", "uid"}    starts a process with three streams sent
+    {"do": "spawn", "argv", "groups", "rlimits", "uid"}   starts a process with three streams sent
                                                           along; its exit status is the answer
     {"do": "remove", "id"}                                unmounts the tmpfs
 
@@ -59,8 +59,8 @@ def spawn(request: dict, streams: list[int]) -> int:
             os.dup2(stream, number)
         os.closerange(3, 65536)
         os.setsid()
-        if request["group"]:
-            with open(f"{request['group']}/cgroup.procs", "w") as procs:
+        for group in request["groups"]:
+            with open(f"{group}/cgroup.procs", "w") as procs:
                 procs.write("0")
         for name, wanted in request["rlimits"].items():
             number = getattr(resource, name)

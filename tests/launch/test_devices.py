@@ -58,7 +58,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(gpus):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"devices": ["cuda:0"], "model": {"device": "cuda:1"}}, "say it once"),
+        ({"devices": ["cuda:0"], "model": {"device": "cuda:1"}}, "leave one of them out"),
         ({"devices": ["cuda:0", "cuda:1", "cuda:2"]}, "devices.*at most 2"),
         ({"devices": "cuda:0"}, "devices"),
     ],
@@ -78,8 +78,8 @@ def test_what_the_run_file_leaves_open_is_chosen_by_the_device_and_told(gpus):
     assert chosen(config_of(engine={"max_running": 32})) == [
         "engine on cuda:0 (NVIDIA Pretended), trainer on cuda:0 (NVIDIA Pretended), bfloat16",
         "engine.max_running 32, engine.max_cached 512, engine.prefill_tokens 16384",
-        "engine.memory 0.4 of the device's memory for keys and values",
-        "pipeline.session_processes 1: training's sessions are played outside of the run's own process",
+        "engine.memory 0.4 of the device's memory for the key-value cache",
+        "pipeline.session_processes 1: sessions are played in processes beside the run",
     ]
     assert chosen(config_of(pipeline={"session_processes": 0}))[-1].startswith("engine.memory"), "whoever says 0 has it"
     gpus(0)
@@ -100,7 +100,7 @@ def test_where_nothing_is_trained_nothing_is_said_of_it_and_the_engine_has_the_d
     gpus(1)
     first, *others = chosen(config_of(), trains=False)
     assert first == "engine on cuda:0 (NVIDIA Pretended), bfloat16"
-    assert others[-1] == "engine.memory 0.8 of the device's memory for keys and values"
+    assert others[-1] == "engine.memory 0.8 of the device's memory for the key-value cache"
 
 
 def test_an_engine_that_has_its_device_to_itself_gets_more_of_its_memory(gpus):

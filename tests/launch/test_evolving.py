@@ -18,7 +18,12 @@ SFT = {"steps": 30, "batch_tokens": 1024, "lr": 3e-3}
 def test_rounds_of_cloning_its_own_successes_make_a_model_succeed_more_often(small_model, tmp_path, monkeypatch):
     cloned = []
     clone = evolving.clone
-    monkeypatch.setattr(evolving, "clone", lambda *a, **k: (cloned.append(len(a[1])), clone(*a, **k)))
+
+    def counting(trainer, sequences, **settings):
+        cloned.append(len(sequences))
+        return clone(trainer, sequences, **settings)
+
+    monkeypatch.setattr(evolving, "clone", counting)
     config = make_config(tmp_path, small_model, sft=SFT, evolve={"rounds": 3, "num_trajectories": 96})
     result = asyncio.run(evolve(config))
     folder = RunFolder(config.folder)

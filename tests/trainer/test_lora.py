@@ -149,7 +149,7 @@ def test_targets_are_the_layers_that_were_named():
 
 @pytest.mark.parametrize("target", ["q_porj", "lm_head"])
 def test_a_target_that_is_not_there_is_refused_with_those_that_are(target):
-    with pytest.raises(ConfigError, match=r"no linear layer of this decoder.*q_proj"):
+    with pytest.raises(ConfigError, match=r"not a linear layer of this decoder.*q_proj"):
         make_adapted(targets=(target,))
 
 

@@ -1,4 +1,4 @@
-"""Where a run's environments live becomes one client. What the run asks for and a place cannot give is refused here, at the start."""
+"""One client for all environments of a run, wherever they are. A request that a place cannot honour is refused."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ludus.launch.placement.workers import WorkersClient
 from ludus.sandboxes.provider import Sandboxes
 
 SPARE_S = 60.0
-"""What a worker allows a session beyond rollout.session_timeout_s, whose clock is ours: it only ends what we have forgotten."""
+"""What a worker allows a session beyond rollout.session_timeout_s, which the run keeps itself."""
 
 
 async def make_client(config: RunConfig, *, folder: Path, workers: tuple[str, str] | None = None) -> MixedClient:
-    """One client for all environments, wherever they are; its close also ends what was started for it. Logs go to `folder`. `workers`: the
-    address of those that another process of the run has started."""
+    """Return a client whose close also ends what was started for it. Logs go to `folder`. `workers`: the
+    address of workers that another process of the run has started."""
     _require_some(config)
     places: dict[str, Client] = {}
     async with AsyncExitStack() as undo:
@@ -43,7 +43,7 @@ async def make_client(config: RunConfig, *, folder: Path, workers: tuple[str, st
 
 
 def make_environments(config: RunConfig, *, at: Collection[str] = (HERE,)) -> dict[str, Environment]:
-    """The Environment objects of the environments at these places."""
+    """Return the environments at these places."""
     _require_some(config)
     made = {
         name: registry.make(name, source=section.source, options=section.options)
@@ -62,7 +62,7 @@ def _require_some(config: RunConfig) -> None:
 
 
 def read_token(config: RunConfig) -> str:
-    """For controllers at a URL. A secret is never part of a run file: the run file may name the file that holds it."""
+    """Return the access token for controllers at a URL. A run file names at most the file that holds it."""
     file = config.controller.token_file
     if not file:
         return os.environ.get("LUDUS_TOKEN", "")
@@ -71,12 +71,12 @@ def read_token(config: RunConfig) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"controller.token_file {file!r} cannot be read: {error}") from None
     if not token or len(token.split()) != 1:
-        raise ConfigError(f"controller.token_file {file!r} holds {len(token.split())} words; expected the token alone")
+        raise ConfigError(f"controller.token_file {file!r} holds {len(token.split())} words; expected one token")
     return token
 
 
 def address_of_workers(client: Client) -> tuple[str, str] | None:
-    """Of those that the run has started, for another process of it."""
+    """Return URL and access token of the workers that the run has started, for another process of it."""
     clients = client.clients if isinstance(client, MixedClient) else ()
     return next((each.address for each in clients if isinstance(each, WorkersClient)), None)
 
@@ -99,7 +99,7 @@ async def _client_at(place: str, config: RunConfig, *, folder: Path, workers: tu
 
 
 def _check(name: str, config: RunConfig, *, offered: Mapping[str, Described]) -> None:
-    """Options are the workers' own: what the run file says must be what they have, or the run would be another one than it says."""
+    """Check that the workers offer the environment with the run file's options and sandbox."""
     section = config.environments[name]
     if name not in offered:
         known = ", ".join(sorted(offered)) or "none"

@@ -1,8 +1,8 @@
-"""What `--model` and `--environments` may name, as keys of a run. Promise: a wrong name is told what would be right.
+"""What `--model` and `--environments` may name, as keys of a run.
 
-A model is a folder in Hugging Face format, a pulled model, a hub name, a run (its export; without one its newest checkpoint), a
-checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint is played token by token where its tokenizer is named
-too, else in text.
+A model is a folder in Hugging Face format, a pulled model, a hub name, a run (its export, else its
+newest checkpoint), a checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint is
+played in tokens where its tokenizer is named too, else in text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ALL = "all"
 
 
 def model_keys(name: str, *, tokenizer: str = "", root: str = "runs") -> list[str]:
-    """Overrides that make a run speak as this model: ["model.name=runs/climb/export"]."""
+    """Return the overrides that select this model: ["model.name=runs/climb/export"]."""
     if name.startswith(("http://", "https://")):
         kind = "server" if tokenizer else "chat"
         return [f"engine.kind={kind}", f"engine.url={name}", *([f"model.name={tokenizer}"] if tokenizer else [])]
@@ -35,9 +35,9 @@ def model_keys(name: str, *, tokenizer: str = "", root: str = "runs") -> list[st
 
 
 def find_model(name: str, *, root: str = "runs") -> str:
-    """A folder for a run or a checkpoint; any other name as it is, for the loader to judge."""
+    """Return the folder of a run or a checkpoint; any other name unchanged, for the loader."""
     if name == "tiny":
-        raise ConfigError("model 'tiny' is untrained and made anew by every run; name a run that trained one")
+        raise ConfigError("model 'tiny' is untrained and created by every run; name a run that trained one")
     for path in (Path(name), Path(root) / name):
         if is_model(path):
             return str(path)
@@ -56,13 +56,14 @@ def _of_run(folder: RunFolder) -> str:
     checkpoint = latest_checkpoint(folder.path)
     if checkpoint is None:
         raise ConfigError(
-            f"run {folder.path} has neither an export nor a checkpoint yet; it writes its export at the end, or after Ctrl-C"
+            f"run {folder.path} has neither an export nor a checkpoint yet; it writes its export at the end, or "
+            "after Ctrl-C"
         )
     return str(export_checkpoint(checkpoint))
 
 
 def export_checkpoint(checkpoint: Path) -> Path:
-    """The checkpoint's weights as a model, in RUN/exports/; made once."""
+    """Export a checkpoint's weights as a model to RUN/exports/, once."""
     folder = RunFolder.open(checkpoint.parent.parent)
     target = folder.path / "exports" / checkpoint.name
     if not is_model(target):
@@ -78,8 +79,9 @@ def export_checkpoint(checkpoint: Path) -> Path:
 
 
 def named_environments(names: str, *, tell: Tell = print) -> dict[str, str]:
-    """Each environment of a list such as "guess,wordle" or "worlds/mine.py", with its source ("" where it is registered); "all" is every
-    registered one that this machine can make, and `tell` hears of the others."""
+    """Return each environment of a list such as "guess,wordle" or "worlds/mine.py" with its source, ""
+    where it is registered. "all" selects the registered ones that this machine can make; `tell` gets
+    a line for each of the others."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise ConfigError(f"--environments is {names!r}; expected names such as guess,wordle, or {ALL}")
@@ -100,6 +102,6 @@ def _makeable(names: Iterable[str], *, tell: Tell) -> list[str]:
 
 
 def slug(model: str) -> str:
-    """A run's name for this model: "http://127.0.0.1:7200/v1" -> "127.0.0.1-7200", "runs/climb/export" -> "climb"."""
+    """Return a run's name for this model: "http://127.0.0.1:7200/v1" -> "127.0.0.1-7200"."""
     text = re.sub(r"^https?://", "", model).removesuffix("/").removesuffix("/v1").removesuffix("/export")
     return re.sub(r"[^\w.+-]+", "-", text.rpartition("/")[2] or text).strip("-.") or "model"

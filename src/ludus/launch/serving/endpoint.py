@@ -1,11 +1,11 @@
-"""A model of ours behind an OpenAI-compatible endpoint. Promise: token ids in and out are exact, and what cannot be honoured is refused.
+"""A model behind an OpenAI-compatible endpoint. Promise: token ids are exact; unsupported options are refused.
 
-    POST /v1/completions        prompt as ids or text; with return_token_ids the answer has ids, and its logprobs are those of the draw
-    POST /v1/chat/completions   messages and tools, rendered and read as in training
+    POST /v1/completions        prompt as ids or text; return_token_ids adds the sampled ids
+    POST /v1/chat/completions   messages and tools, rendered and parsed as in training
     GET  /v1/models, /health
 
-Where LUDUS_API_KEY is set, whoever asks for more than /health must bear it; beyond loopback it has to be set.
-A request that extends an earlier prompt of the same `user` finds its keys and values in the cache.
+If LUDUS_API_KEY is set, every request but /health must send it; beyond loopback it must be set. A
+request that extends an earlier prompt of the same `user` reuses its key-value cache.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from ludus.rollout.chat import Chat
 from ludus.types import Action, Completion, Sampling
 
 MAX_TOKENS = 256
-"""Sampled when a request does not say."""
+"""The limit of a request without one."""
 
 
 class Request(BaseModel):
-    """What both kinds of completion have in common. An unknown field is refused, because a sampling option that is ignored gives other
-    tokens than were asked for; those that only say the default are accepted."""
+    """The fields of both kinds of completion. An unknown field is refused, because an ignored sampling
+    option would change the tokens; fields at their default are accepted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -68,7 +68,7 @@ class CompletionRequest(Request):
     prompt_logprobs: int | None = Field(default=None, ge=0, le=1)
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
-    """Only `stop_token_ids` end a generation."""
+    """End a generation at `stop_token_ids` alone."""
     return_token_ids: bool = False
 
 
@@ -80,7 +80,7 @@ class ChatRequest(Request):
 
 
 class Endpoint:
-    """Answers requests with `engine`. `max_tokens` bounds prompt and samples together, as in the engine."""
+    """Answers requests with `engine`. `max_tokens` limits prompt and samples together."""
 
     def __init__(
         self, engine: Engine, *, chat: Chat, tokenizer: PreTrainedTokenizerBase, name: str, max_tokens: int
@@ -126,7 +126,7 @@ class Endpoint:
         return {"object": "list", "data": [{"id": self._name, "object": "model", "owned_by": "ludus"}]}
 
     def _said(self, action: Action, completion: Completion) -> str:
-        """A call that could not be read is handed on as it was written: the caller's reader may do better, and must see it in any case."""
+        """The text of the answer; a call that cannot be parsed is returned as it was written."""
         return self._chat.text.decode(self._chat.without_stop(completion.ids)) if action.problem else action.content
 
     def _check_model(self, name: str) -> None:
@@ -141,7 +141,7 @@ class Endpoint:
     async def _generate(self, ids: list[int], request: Request, *, stop_ids: tuple[int, ...]) -> Completion:
         room = self._max_tokens - len(ids)
         if room < 1:
-            raise ConfigError(f"a prompt of {len(ids)} tokens; this endpoint holds {self._max_tokens} with the answer")
+            raise ConfigError(f"a prompt of {len(ids)} tokens; this endpoint allows {self._max_tokens} with the answer")
         sampling = Sampling(
             max_tokens=min(request.max_tokens or MAX_TOKENS, room),
             temperature=request.temperature,
@@ -203,13 +203,13 @@ def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
 
     async def known(authorization: Annotated[str, Header()] = "") -> None:
         if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
-            raise HTTPException(401, "this endpoint wants `Authorization: Bearer KEY`")
+            raise HTTPException(401, "this endpoint requires the header `Authorization: Bearer KEY`")
 
     callers = [Depends(known)]
 
     @app.exception_handler(LudusError)
     async def failed(_: Any, error: LudusError) -> JSONResponse:
-        """A request that a caller can mend is 400; an engine that is broken is 503."""
+        """400 for a request that the caller can fix, 503 for a broken engine."""
         status = 400 if isinstance(error, ConfigError | EnvironmentFailed) else 503
         return JSONResponse({"error": {"message": str(error), "type": type(error).__name__}}, status_code=status)
 

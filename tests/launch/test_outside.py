@@ -112,7 +112,7 @@ def test_one_that_answers_in_words_alone_may_speak_and_a_dead_one_ends_the_run_b
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"cross_policy": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2}}}}, "gives words without logprobs"),
+        ({"cross_policy": {"outside": {"x": {"url": "http://a/v1", "chance": 0.2}}}}, "returns text without logprobs"),
         ({"cross_policy": {"outside": {"x": {"url": "a/v1", "chance": 0.2}}}}, "cross_policy.outside.x.url"),
         ({"cross_policy": {"outside": {"x": {"url": "http://a/v1"}}}}, "cross_policy.outside.x.chance"),
         (

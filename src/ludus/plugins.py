@@ -1,11 +1,12 @@
-"""Objects that a run file names: built-in ones, entry points of installed packages, and import paths.
+"""Objects that a run file names: built-in ones, entry points of installed packages, and import
+paths.
 
     "gae"               a built-in, or an entry point of an installed package
     "my_module:name"    an object in a module on the path or in the current folder
     "my_file.py:name"   an object in a file
 
-Promise: an unknown name is refused with the near one, and an object that cannot be imported with the
-reason.
+Promise: an unknown name is refused with the near one, and an object that cannot be imported with
+the reason.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Registry(Generic[P]):
     """Pieces of one kind by name. The modules of the package `home` register the built-in ones."""
 
     def __init__(self, key: str, *, make: Callable[[str, Any], P], home: str, group: str = "") -> None:
-        """`key`: the run file's key. `make(name, object)` checks what an entry point of `group` or an
-        import path gave; without a group there are only built-in pieces."""
+        """`key`: the run file's key. `make(name, object)` checks what an entry point of `group` or
+        an import path gave; without a group there are only built-in pieces."""
         self.key, self.group = key, group
         self._make, self._home = make, home
         self._pieces: dict[str, P] = {}

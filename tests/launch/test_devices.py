@@ -57,7 +57,7 @@ def test_a_device_that_is_not_here_is_refused_with_those_that_are(gpus):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"devices": ["cuda:0"], "model": {"device": "cuda:1"}}, "say it once"),
+        ({"devices": ["cuda:0"], "model": {"device": "cuda:1"}}, "leave one of them out"),
         ({"devices": ["cuda:0", "cuda:1", "cuda:2"]}, "devices.*at most 2"),
         ({"devices": "cuda:0"}, "devices"),
     ],

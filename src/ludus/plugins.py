@@ -1,5 +1,4 @@
-"""Objects that a run file names: built-in ones, entry points of installed packages, and import
-paths.
+"""Objects that a run file names: built-in, by entry point or by import path.
 
     "gae"               a built-in, or an entry point of an installed package
     "my_module:name"    an object in a module on the path or in the current folder
@@ -30,9 +29,9 @@ P = TypeVar("P")
 
 
 class Registry(Generic[P]):
-    """Pieces of one kind by name. The modules of the package `home` register the built-in ones."""
+    """Pieces of one kind by name. Built-in ones are added, by the modules of the package `home`."""
 
-    def __init__(self, key: str, *, make: Callable[[str, Any], P], home: str, group: str = "") -> None:
+    def __init__(self, key: str, *, make: Callable[[str, Any], P], home: str = "", group: str = "") -> None:
         """`key`: the run file's key. `make(name, object)` checks what an entry point of `group` or
         an import path gave; without a group there are only built-in pieces."""
         self.key, self.group = key, group
@@ -68,7 +67,8 @@ class Registry(Generic[P]):
         )
 
     def built_in(self) -> dict[str, P]:
-        import_all(self._home)
+        if self._home:
+            import_all(self._home)
         return self._pieces
 
     def _installed(self) -> dict[str, Any]:

@@ -19,11 +19,8 @@ def module(tmp_path, monkeypatch):
 
 
 def make_registry():
-    registry = Registry(
-        "algorithm.advantage", make=lambda name, found: (name, found), home="tests", group="ludus.advantages"
-    )
-    registry._pieces["gae"] = ("gae", None)
-    registry.built_in = lambda: registry._pieces
+    registry = Registry("algorithm.advantage", make=lambda name, found: (name, found), group="ludus.advantages")
+    registry.add("gae", None)
     return registry
 
 

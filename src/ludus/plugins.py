@@ -1,11 +1,11 @@
-"""Objects that a run file names: built-in ones, entry points of installed packages, and import paths.
+"""Objects that a run file names: built-in, by entry point or by import path.
 
     "gae"               a built-in, or an entry point of an installed package
     "my_module:name"    an object in a module on the path or in the current folder
     "my_file.py:name"   an object in a file
 
-Promise: an unknown name is refused with the near one, and an object that cannot be imported with the
-reason.
+Promise: an unknown name is refused with the near one, and an object that cannot be imported with
+the reason.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ P = TypeVar("P")
 
 
 class Registry(Generic[P]):
-    """Pieces of one kind by name. The modules of the package `home` register the built-in ones."""
+    """Pieces of one kind by name. Built-in ones are added, by the modules of the package `home`."""
 
-    def __init__(self, key: str, *, make: Callable[[str, Any], P], home: str, group: str = "") -> None:
-        """`key`: the run file's key. `make(name, object)` checks what an entry point of `group` or an
-        import path gave; without a group there are only built-in pieces."""
+    def __init__(self, key: str, *, make: Callable[[str, Any], P], home: str = "", group: str = "") -> None:
+        """`key`: the run file's key. `make(name, object)` checks what an entry point of `group` or
+        an import path gave; without a group there are only built-in pieces."""
         self.key, self.group = key, group
         self._make, self._home = make, home
         self._pieces: dict[str, P] = {}
@@ -58,7 +58,8 @@ class Registry(Generic[P]):
         return find(name, key=self.key, known=self.built_in(), group=self.group)
 
     def built_in(self) -> dict[str, P]:
-        import_all(self._home)
+        if self._home:
+            import_all(self._home)
         return self._pieces
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig
 from ludus.errors import TrainerFailed
+from ludus.types import Stop
 from tests.algorithms.examples import make_group, make_sequence
 from tests.algorithms.problems import loss_of, tokens_of
 
@@ -186,3 +187,25 @@ def test_a_missing_logprob_is_refused_by_name():
 def test_a_reward_that_is_no_number_is_refused_by_name():
     with pytest.raises(TrainerFailed, match="trajectory g1 of bandit/train/g has reward nan"):
         grpo().batch([make_group([0.0, math.nan])])
+
+
+def test_only_dynamic_sampling_wants_another_group_and_it_goes_by_shaped_rewards():
+    alike, different = make_group([1.0, 1.0]), make_group([0.0, 1.0])
+    dynamic = make_algorithm(AlgorithmConfig(filter="dynamic"))
+    assert (dynamic.wants(alike), dynamic.wants(different)) == (False, True)
+    assert make_algorithm(AlgorithmConfig(filter="zero_variance")).wants(alike)
+    first, second = alike.trajectories
+    cut = replace(alike, trajectories=(first, replace(second, stop=Stop.MAX_TURNS)))
+    assert not dynamic.wants(cut)
+    assert make_algorithm(AlgorithmConfig(filter="dynamic", unfinished_reward=-0.2)).wants(cut)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "needs_values", "trains_critic"),
+    [("group", False, False), ("gae", True, False), ("archer", True, True), ("teacher", False, False)],
+)
+def test_an_algorithm_says_whether_it_asks_a_critic_and_whether_asking_trains_it(
+    advantage, needs_values, trains_critic
+):
+    algorithm = make_algorithm(AlgorithmConfig(advantage=advantage))
+    assert (algorithm.needs_values, algorithm.trains_critic) == (needs_values, trains_critic)

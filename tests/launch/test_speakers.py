@@ -156,7 +156,7 @@ def test_without_others_nothing_changes(small_model, tmp_path):
         ({"cross_policy": {"schedule": [[0, 1.0]]}}, "cross_policy.schedule counts only with cross_policy.stale"),
         ({"cross_policy": {"stale": 0.2, "schedule": [[5, 1.0], [5, 0.0]]}}, "growing steps"),
         ({"cross_policy": {"stale": 0.2, "schedule": [[0, 1.5]]}}, "factors from 0 to 1"),
-        ({"cross_policy": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for the policy that sampled"),
+        ({"cross_policy": {"stale": 0.2}, "algorithm": {"importance_cap": 0.0}}, "without a correction for the policy"),
         ({"algorithm": {"off_policy": "mask"}}, "only the current policy samples"),
         (
             {

@@ -24,14 +24,14 @@ from ludus.config import Section
 from ludus.types import Group
 
 TOLERANCE = 1e-6
-"""Rewards closer than this (relative above 1) are equal: the difference between 0.1 + 0.2 and 0.3 is
-rounding, and a std would turn it into +-1."""
+"""Rewards closer than this (relative above 1) are equal: the difference between 0.1 + 0.2 and 0.3
+is rounding, and a std would turn it into +-1."""
 
 
 class GroupOptions(Section):
     normalise: Literal["std", "none", "batch"] = "std"
-    """std: divide by the group's standard deviation (GRPO). none: only subtract the group's mean (Dr.
-    GRPO). batch: whiten over the sampled tokens of the batch."""
+    """std: divide by the group's standard deviation (GRPO). none: only subtract the group's mean
+    (Dr. GRPO). batch: whiten over the sampled tokens of the batch."""
 
 
 class Whitened(Section):
@@ -72,7 +72,7 @@ def differs(rewards: Seq[float] | np.ndarray) -> bool:
 
 
 def group_advantages(rewards: Seq[float], *, normalise: Literal["std", "none"]) -> np.ndarray:
-    """reward - mean, with `std` divided by the standard deviation over n. Example: [0, 1] -> [-1, 1].
+    """reward - mean, with `std` divided by the deviation over n. Example: [0, 1] -> [-1, 1].
 
     `fsum` rounds once, so a permutation of the group permutes the result and changes no bit of it.
     """
@@ -86,8 +86,8 @@ def group_advantages(rewards: Seq[float], *, normalise: Literal["std", "none"]) 
 
 
 def leave_one_out_advantages(rewards: Seq[float]) -> np.ndarray:
-    """reward - mean of the others = n / (n - 1) (reward - mean), which removes the bias of a baseline
-    that contains the reward itself."""
+    """reward - mean of the others = n / (n - 1) (reward - mean), which removes the bias of a
+    baseline that contains the reward itself."""
     if not differs(rewards):
         return np.zeros(len(rewards), dtype=np.float32)
     return np.array([rewards[i] - mean_of_others(rewards, i) for i in range(len(rewards))], dtype=np.float32)

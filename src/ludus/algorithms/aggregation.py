@@ -1,13 +1,13 @@
-"""The weight of a token in the loss of a batch. Promise: weights are fixed before the batch is split,
-so no denominator depends on the split.
+"""The weight of a token in the loss of a batch. Promise: weights are fixed before the batch is
+split, so no denominator depends on the split.
 
     token        1 / tokens of the batch                                  DAPO's token mean (2503.14476)
     trajectory   1 / (trajectories x tokens of the trajectory)
     sequence     1 / (trajectories x its sequences x tokens of the one)   GRPO's mean of means (2402.03300)
     constant     1 / (trajectories x a constant)                          Dr. GRPO (2503.20783)
 
-A trajectory that forked into several sequences counts once. One without sampled tokens is left out of
-the denominator.
+A trajectory that forked into several sequences counts once. One without sampled tokens is left out
+of the denominator.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ Weights = list[list[float]]
 
 class ConstantOptions(Section):
     aggregate_tokens: int = Field(gt=0)
-    """The constant that a trajectory's sum over tokens is divided by, such as the most tokens that it
-    may sample."""
+    """The constant that a trajectory's sum over tokens is divided by, such as the most tokens that
+    it may sample."""
 
 
 @piece("aggregate", "token")

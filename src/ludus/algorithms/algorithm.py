@@ -35,9 +35,9 @@ class Tokens:
     behaviour_logprobs: Tensor  # what the engine reported
     advantages: Tensor
     weights: Tensor  # the loss is sum(weights * token_loss)
-    rows: Tensor | None = None  # int64: the token's sequence in the microbatch; a sequence is never split
-    reference_logprobs: Tensor | None = None  # a frozen reference policy, where the trainer was given one
-    entropies: Tensor | None = None  # of the current policy, with gradient, where the trainer was asked for it
+    rows: Tensor | None = None  # int64: the token's sequence; a microbatch holds it whole
+    reference_logprobs: Tensor | None = None  # a frozen reference policy, if the trainer has one
+    entropies: Tensor | None = None  # of the current policy, with gradient, if computed
 
     @property
     def reference(self) -> Tensor:
@@ -53,8 +53,8 @@ class Algorithm(Protocol):
 
     @property
     def trains_critic(self) -> bool:
-        """Whether `batch` trains the critic by asking for values, so that it has an effect and must be
-        called once per batch, in the trainer's thread. Otherwise `batch` is pure."""
+        """Whether `batch` trains the critic by asking for values, so that it has an effect and must
+        be called once per batch, in the trainer's thread. Otherwise `batch` is pure."""
         ...
 
     def wants(self, group: Group) -> bool:
@@ -62,8 +62,7 @@ class Algorithm(Protocol):
         ...
 
     def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
-        """Sequences with advantages and weights, deterministic in the order of groups. It asks for
-        values once."""
+        """Sequences with advantages and weights, deterministic in the order of groups."""
         ...
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:

@@ -2,8 +2,8 @@
 
     A_t = min Q(s, a) - min V(s), for every token of the turn
 
-The critic (`trainer/critics/archer.py`) computes it. Asking the critic also trains it: the turns are
-added to its replay buffer first.
+The critic (`trainer/critics/archer.py`) computes it. Asking the critic also trains it: the turns
+are added to its replay buffer first.
 """
 
 from __future__ import annotations

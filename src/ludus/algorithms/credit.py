@@ -5,9 +5,9 @@
     bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   VAGEN, RAGEN (2504.20073)
 
 Returns are advantage + value. Promise: the recursion runs over sampled tokens, or over turns that
-sampled any; observations neither discount nor carry anything. With `bootstrap`, a session that a limit
-cut continues with the value before its last token, because the value after it is not computed. One
-that was done, or that ended for invalid actions, never does.
+sampled any; observations neither discount nor carry anything. With `bootstrap`, a session that a
+limit cut continues with the value before its last token, because the value after it is not
+computed. One that was done, or that ended for invalid actions, never does.
 """
 
 from __future__ import annotations

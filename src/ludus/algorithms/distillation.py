@@ -3,8 +3,8 @@
     A_t = log p_teacher(a_t) - log p(a_t), without gradient
 
 The mean of -A log p then has the gradient of KL(p || p_teacher): the baseline that is left out has
-mean 0. This is the reverse divergence, in the states that the policy itself reaches. At the teacher it
-is exactly 0. Left out: divergences over the whole vocabulary (less variance, but memory for both
+mean 0. This is the reverse divergence, in the states that the policy itself reaches. At the teacher
+it is exactly 0. Left out: divergences over the whole vocabulary (less variance, but memory for both
 distributions), forward and Jensen-Shannon divergences, and a mix with rewards.
 """
 

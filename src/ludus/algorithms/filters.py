@@ -9,9 +9,9 @@
     top_p           of those that differ, the greatest until they hold this share of all std
                     RAGEN-2's linear top-p (2604.06268), 0.9 there
 
-For a reward of 0 or 1 with success rate p the std is sqrt(p (1 - p)), so it selects tasks at the edge
-of the policy's ability. Left out: RAGEN-2's softmax top-p (it depends on the scale of rewards), min-p,
-and scores other than the std.
+For a reward of 0 or 1 with success rate p the std is sqrt(p (1 - p)), so it selects tasks at the
+edge of the policy's ability. Left out: RAGEN-2's softmax top-p (it depends on the scale of
+rewards), min-p, and scores other than the std.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
                  (group, state); 0 where a state occurs once
 
 A state is the hash of the messages of the observation before the turn. If an environment writes a
-turn counter into its text, every state is unique and only A_whole is left: `groups/shared_states` is
-then 0. Left out: similarity between states that are not equal. Known bias: if one trajectory meets a
-state twice, both turns are compared.
+turn counter into its text, every state is unique and only A_whole is left: `groups/shared_states`
+is then 0. Left out: similarity between states that are not equal. Known bias: if one trajectory
+meets a state twice, both turns are compared.
 """
 
 from __future__ import annotations

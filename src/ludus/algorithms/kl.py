@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K3 = 10.0
-"""As in AgentRL (2510.04206): a token that the reference finds impossible must not outweigh a batch."""
+"""As in AgentRL (2510.04206): a token that the reference finds impossible must not outweigh a
+batch."""
 
 
 class KlOptions(Section):

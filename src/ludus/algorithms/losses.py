@@ -1,8 +1,8 @@
 """Loss per token. Promise: no reduction happens here; the batch's weights alone decide how much a
 token counts.
 
-A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a ratio
-of 1. r = p / p_base, with p_base by `ratio_base`.
+A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a
+ratio of 1. r = p / p_base, with p_base by `ratio_base`.
 
     clip         -min(r A, clip(r, 1 - low, 1 + high) A)          PPO (1707.06347), DAPO (2503.14476)
     dual clip    -max(that objective, c A) where A < 0            (1912.09729), bounds an exploding r
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 Diagnostics = dict[str, "Tensor"]
 MAX_LOG_RATIO = 20.0
-"""exp of more is useless as a ratio, and infinity would turn the clipped branch's gradient into NaN."""
+"""exp of more is useless as a ratio, and infinity would turn the clipped branch's gradient into
+NaN."""
 
 
 class LossOptions(Section):
@@ -45,8 +46,7 @@ class ClipOptions(CispoOptions):
     ratio: Literal["token", "sequence"] = "token"
     """token: one ratio per token. sequence: the geometric mean over the sequence (GSPO)."""
     dual_clip: float = Field(default=0.0, ge=0)
-    """Bounds the loss of a token with negative advantage at this multiple of it; 3 is usual. 0
-    disables it."""
+    """Bounds the loss of a token with negative advantage at this multiple of it (3). 0: off."""
 
     @model_validator(mode="after")
     def _dual_clip_is_outside(self) -> ClipOptions:
@@ -140,9 +140,9 @@ def ratios(logprobs: Tensor, base: Tensor) -> Tensor:
 
 
 def sequence_ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's sequence, at each of its tokens. `rows[t]` is the
-    sequence of token t. A trajectory that forked has one per sequence, because its sequences may be in
-    different microbatches."""
+    """The geometric mean of the ratios of a token's sequence, at each of its tokens. `rows[t]` is
+    the sequence of token t. A trajectory that forked has one per sequence, because its sequences
+    may be in different microbatches."""
     logs = logprobs - base
     means = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
     return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[rows]

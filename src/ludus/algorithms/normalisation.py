@@ -1,14 +1,15 @@
-"""Advantages normalised over more than a group. Promise: mean 0 and std 1 of the values in the loss.
+"""Advantages normalised over more than a group. Promise: mean 0 and std 1 of the values in the
+loss.
 
     batch            A~ = (A - mu) / sigma        over the sampled tokens of the batch
                      REINFORCE++ (2501.03262)
     task_normalise   A~ = (A - mu_e) / sigma_e    over those of one environment
                      task advantage normalisation (AgentRL, 2510.04206)
 
-Statistics count every token once (as published), or every trajectory once, so that long trajectories
-do not dominate. `centre = False` divides by the root mean square only, which keeps signs and keeps a
-group of equal rewards at 0; otherwise such a group gets -mu / sigma, as in the paper. Left out: the
-published epsilon of 1e-6 under sigma; equal values give exactly 0.
+Statistics count every token once (as published), or every trajectory once, so that long
+trajectories do not dominate. `centre = False` divides by the root mean square only, which keeps
+signs and keeps a group of equal rewards at 0; otherwise such a group gets -mu / sigma, as in the
+paper. Left out: the published epsilon of 1e-6 under sigma; equal values give exactly 0.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def whiten(
     centre: bool = True,
     counted: Seq[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """`values[i]`: the advantages of the sampled tokens of trajectory i; the result has the same shape.
+    """`values[i]`: the advantages of the sampled tokens of trajectory i; the result has the same
+    shape.
 
     `counted[i]` marks the tokens that enter the statistics, such as one for each turn."""
     flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)

@@ -6,9 +6,9 @@
     w_t = min(p_old / p_behaviour, importance_cap)    ratio_base = old: r = p / p_old (2110.00641)
     w_t = 1                                           ratio_base = behaviour: r = p / p_behaviour (2510.04206)
 
-Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several optimiser
-steps per batch. With one step per batch p_old is p itself, so with `ratio_base = old` the ratio is 1,
-the clip has no effect, and the importance weights bound the step.
+Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several
+optimiser steps per batch. With one step per batch p_old is p itself, so with `ratio_base = old` the
+ratio is 1, the clip has no effect, and the importance weights bound the step.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class PolicyGradient:
         trajectories = [trajectory for group in kept for trajectory in group.trajectories]
         estimates = list(self._estimates(kept, values))
         credits = [own for own in estimates if isinstance(own, Credit)]
+        assert len(credits) in (0, len(estimates)), "a Credit for every trajectory, or for none"
         counted = [credit.counted for credit in credits] or None
         tokens = [self._by_token(*each) for each in zip(trajectories, estimates, strict=True)]
         sequences = self._sequences(trajectories, self._normalised(tokens, trajectories, counted), len(groups), kept)
@@ -93,7 +94,7 @@ class PolicyGradient:
             yield from found
 
     def _by_token(self, trajectory: Trajectory, estimate: Any) -> np.ndarray:
-        """(M,) the advantage of each sampled token, from an estimate per trajectory, turn or token."""
+        """(M,) the advantage of each sampled token."""
         turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
         if isinstance(estimate, Credit):
             return estimate.advantages.astype(np.float32)
@@ -201,7 +202,7 @@ def _check(trajectory: Trajectory) -> None:
 
 
 def _metrics(groups: Seq[Group], kept: Seq[Group]) -> dict[str, float]:
-    """The share of groups that are trained, in all and per environment: a filter changes their mix."""
+    """The share of groups that are trained, in all and per environment."""
     played, trained = (Counter(group.task.environment for group in some) for some in (groups, kept))
     metrics = {f"groups/kept/{name}": trained[name] / count for name, count in sorted(played.items())}
     return {"groups/kept": len(kept) / len(groups), **metrics} if groups else metrics

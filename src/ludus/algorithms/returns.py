@@ -10,8 +10,8 @@ one or to an observation.
     bi-level GAE     GAE over the values at turn ends, then GAE over the tokens of each turn, which
                      ends in the turn's return                                     (VAGEN, RAGEN)
 
-gamma is `discount`, lambda is `gae_lambda`. A session that was cut bootstraps with `last_value`; for
-one that was done it is 0.
+gamma is `discount`, lambda is `gae_lambda`. A session that was cut bootstraps with `last_value`;
+for one that was done it is 0.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def return_to_go_advantages(group: Group, options: Discounted) -> list[np.ndarra
 
 
 def turn_rewards(trajectory: Trajectory) -> np.ndarray:
-    """(K,) the reward of each turn's action. No action earned the first observation's reward, so it is
-    left out."""
+    """(K,) the reward of each turn's action. No action earned the first observation's reward, so it
+    is left out."""
     return np.array([turn.observation.reward for turn in trajectory.turns], dtype=np.float64)
 
 
@@ -82,7 +82,7 @@ def bilevel_gae(
     token_lambda: float = 1.0,
     last_value: float = 0.0,
 ) -> np.ndarray:
-    """(T,) from (K,) rewards per turn and (T,) values. `turns` gives the turn ends: a reward may be 0."""
+    """(T,) from (K,) rewards per turn and (T,) values. Turn ends follow from `turns`."""
     own = [np.flatnonzero(sampled & (turns == turn)) for turn in range(len(rewards))]
     assert all(map(len, own)), "every turn has sampled tokens"
     ends = np.array([positions[-1] for positions in own], dtype=np.int64)
@@ -90,6 +90,6 @@ def bilevel_gae(
     advantages = np.zeros(len(sampled))
     for turn, positions in enumerate(own):
         inside = np.zeros(len(positions))
-        inside[-1] = of_turn[turn] + values[ends[turn]]  # the turn's return ends the chain of its tokens
+        inside[-1] = of_turn[turn] + values[ends[turn]]  # its tokens end in its return
         advantages[positions] = gae(inside, values[positions], discount=token_discount, gae_lambda=token_lambda)
     return advantages

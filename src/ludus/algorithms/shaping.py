@@ -5,8 +5,8 @@ environment's rewards.
     overlong      R + penalty: 0 up to the first number of sampled tokens, then linear to -1 at the
                   second                                                     DAPO (2503.14476)
 
-The unfinished reward replaces all that a session earned. It is placed on the last turn, and so is the
-penalty. Left out: DAPO's mask of overlong answers.
+The unfinished reward replaces all that a session earned. It is placed on the last turn, and so is
+the penalty. Left out: DAPO's mask of overlong answers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ludus.types import Group, Observation, Stop, Trajectory
 
 class UnfinishedOptions(Section):
     unfinished_reward: float | None = None
-    """Reward of a session that ended without `done`, in place of all it earned (AgentRL: -0.2). Unset:
-    what it earned."""
+    """Reward of a session that ended without `done`, in place of all it earned (AgentRL: -0.2).
+    Unset: what it earned."""
 
 
 class OverlongOptions(Section):
     overlong: tuple[int, int] | None = None
-    """Penalty on long sessions (DAPO): 0 up to the first number of sampled tokens, then linear to -1
-    at the second. Unset: no penalty."""
+    """Penalty on long sessions (DAPO): 0 up to the first number of sampled tokens, then linear to
+    -1 at the second. Unset: no penalty."""
 
     @model_validator(mode="after")
     def _lengths_grow(self) -> OverlongOptions:

@@ -1,5 +1,5 @@
-"""Warnings about combinations that train, but with surprises. The config refuses those that are known
-not to work."""
+"""Warnings about combinations that train, but with surprises. The config refuses those that are
+known not to work."""
 
 from __future__ import annotations
 

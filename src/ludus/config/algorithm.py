@@ -16,34 +16,34 @@ from ludus.errors import nearest
 
 
 class AlgorithmConfig(Section):
-    """Each choice names a piece, and the piece brings its own keys: an instance's class is assembled
-    from the chosen pieces. `config.gae_lambda` exists with `advantage = "gae"`, not with "group"."""
+    """Each choice names a piece, which has its own keys: an instance's class is assembled from the
+    chosen pieces. `config.gae_lambda` exists with advantage "gae", but not with "group"."""
 
     advantage: str = "group"
     """What a sampled token is worth. group: the reward against its group (GRPO). leave_one_out:
     against the others of the group (RLOO). reward: the reward itself (REINFORCE). return_to_go: the
     discounted rewards from the token's turn on, against the others. gigpo: group, plus a comparison
     of turns with equal states. gae (PPO), turn_gae (Agent-R1) and bilevel_gae: by a critic, over
-    tokens, turns or both. archer: Q - V of an off-policy critic. teacher: the teacher's logprob minus
-    the policy's, without rewards (on-policy distillation)."""
+    tokens, turns or both. archer: Q - V of an off-policy critic. teacher: the teacher's logprob
+    minus the policy's, without rewards (on-policy distillation)."""
     rewards: tuple[str, ...] = ("unfinished", "overlong")
     """Reward shapers, in order. The built-in ones do nothing until their key is set."""
     filter: str = "zero_variance"
     """Which groups are trained. none: all. zero_variance: those whose rewards differ. dynamic: the
-    same, and the loop plays others in place of the dropped ones (DAPO). top_share: the filter_share of
-    groups with the greatest reward deviation (StarPO-S). top_p: the greatest that hold filter_share of
-    all deviation (RAGEN-2). The default is none for advantages that learn from groups of equal
-    rewards: all but group and leave_one_out."""
+    same, and the loop plays others in place of the dropped ones (DAPO). top_share: the filter_share
+    of groups with the greatest reward deviation (StarPO-S). top_p: the greatest that hold
+    filter_share of all deviation (RAGEN-2). The default is none for advantages that learn from
+    groups of equal rewards: all but group and leave_one_out."""
     task_normalise: str = "none"
     """Whiten advantages per environment (AgentRL). token, trajectory: each token or each trajectory
     counts once in the statistics. none: off."""
     aggregate: str = "token"
     """Weight of a token in the loss. token: every sampled token of the batch weighs the same.
-    trajectory: every trajectory does. sequence: every trajectory does, and every sequence within it.
-    constant: the sum over tokens / (trajectories x aggregate_tokens) (Dr. GRPO)."""
+    trajectory: every trajectory does. sequence: every trajectory does, and every sequence within
+    it. constant: the sum over tokens / (trajectories x aggregate_tokens) (Dr. GRPO)."""
     loss: str = "clip"
-    """clip: clipped surrogate (PPO). cispo: clipped ratio as a weight of the log-likelihood (CISPO).
-    reinforce: the plain policy gradient."""
+    """clip: clipped surrogate (PPO). cispo: clipped ratio as a weight of the log-likelihood
+    (CISPO). reinforce: the plain policy gradient."""
     ratio_base: str = "old"
     """Denominator of the ratio. old: the policy at the start of the optimiser step (decoupled, with
     importance weights). behaviour: the logprobs that the engine reported."""
@@ -51,8 +51,8 @@ class AlgorithmConfig(Section):
     """Estimator of the KL divergence to the run's start model. k1: subtracted from the advantage.
     k2, k3: added to the loss. none: off."""
     off_policy: Literal["train", "mask"] = "train"
-    """Tokens that another policy of [cross_policy] sampled. train: with that policy's logprobs as the
-    behaviour policy. mask: not trained."""
+    """Tokens that another policy of [cross_policy] sampled. train: with that policy's logprobs as
+    the behaviour policy. mask: not trained."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus. 0 disables it."""
 
@@ -60,7 +60,8 @@ class AlgorithmConfig(Section):
         return super().__new__(_resolved(data)[0] if cls is AlgorithmConfig else cls)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return AlgorithmConfig.model_validate, (self.model_dump(),)  # an assembled class has no name to pickle
+        # pickle finds a class by its name, and an assembled class has none
+        return AlgorithmConfig.model_validate, (self.model_dump(),)
 
     @classmethod
     def fields(cls) -> dict[str, FieldInfo]:
@@ -114,7 +115,7 @@ def every_piece() -> Iterator[tuple[str, Piece]]:
 
 
 def _chosen(data: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
-    """(kind, piece) of the section's choices; a choice of the wrong type is left to its validation."""
+    """(kind, piece) of the section's choices. Validation reports a choice of the wrong type."""
     for kind, registry in KINDS.items():
         default = AlgorithmConfig.model_fields[kind].default
         given = data.get(kind, default)
@@ -123,8 +124,8 @@ def _chosen(data: Mapping[str, Any]) -> Iterator[tuple[str, Piece]]:
 
 
 def _resolved(data: Mapping[str, Any]) -> tuple[type[AlgorithmConfig], dict[str, Any]]:
-    """The class for the section's choices, and its data with the advantage's default filter. Keys of
-    other choices are dropped if they have their default, as in a stored run after an override."""
+    """The class for the section's choices, and its data with the advantage's default filter. Keys
+    of other choices are dropped if they have their default, as in a stored run with an override."""
     name = data.get("advantage", "group")
     data = {"filter": ADVANTAGES.find(name).filter, **data} if isinstance(name, str) else dict(data)
     chosen = list(_chosen(data))
@@ -172,8 +173,8 @@ def _same(value: Any, default: Any) -> bool:
 class CriticConfig(Section):
     kind: Literal["none", "head", "model", "archer"] = "none"
     """head: a linear layer on the policy's hidden states, whose gradient does not reach the policy.
-    model: a model of its own, which starts as a copy of the policy. archer: two Q and two V networks
-    over whole turns, with target networks and a replay buffer."""
+    model: a model of its own, which starts as a copy of the policy. archer: two Q and two V
+    networks over whole turns, with target networks and a replay buffer."""
     lr: float = Field(default=1e-4, gt=0)
     """Learning rate of the critic's own optimiser, without warm-up."""
     steps: int = Field(default=1, gt=0)
@@ -181,8 +182,7 @@ class CriticConfig(Section):
     warmup: int = Field(default=0, ge=0)
     """Batches at the start that train the critic alone (20 in ArCHer)."""
     clip: float = Field(default=0.0, ge=0)
-    """head, model: how far a value may move on one batch before its loss is clipped. 0 disables
-    clipping."""
+    """head, model: how far a value may move on one batch before its loss is clipped. 0: off."""
     replay: int = Field(default=10_000, gt=0)
     """archer: turns in the replay buffer, newest first. They are stored in checkpoints."""
     batch: int = Field(default=256, gt=0)
@@ -190,8 +190,7 @@ class CriticConfig(Section):
     target_rate: float = Field(default=0.1, gt=0, le=1)
     """archer: share of a network that is mixed into its target network after each step."""
     baseline: bool = False
-    """archer: subtract a learnt baseline per token from the advantage, predicted from the tokens
-    before it."""
+    """archer: subtract a learnt baseline per token, predicted from the tokens before it."""
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> CriticConfig:

@@ -30,8 +30,8 @@ class EngineConfig(Section):
     """embedded: sessions whose keys and values are kept between turns; the least recently used is
     evicted. 0 means 128 on a CPU and 512 on a GPU."""
     memory: float = Field(default=0.0, ge=0)
-    """embedded, on a GPU: memory for keys and values, as a share up to 1 or in GiB above 1. When it is
-    full, the youngest sequence waits. 0 means 0.4, or 0.8 if no trainer is on the device."""
+    """embedded, on a GPU: memory for keys and values, as a share up to 1 or in GiB above 1. When it
+    is full, the youngest sequence waits. 0 means 0.4, or 0.8 if no trainer is on the device."""
     max_waiting: int = Field(default=4096, gt=0)
     """embedded: requests in the queue. At the limit `generate` waits before it queues more."""
     prefill_tokens: int = Field(default=0, ge=0)

@@ -23,8 +23,7 @@ class EnvironmentConfig(Section):
     max_turns: int | None = Field(default=None, gt=0)
     """Overrides rollout.max_turns for this environment. Unset: rollout.max_turns."""
     options: dict[str, Any] = {}
-    """Arguments of the environment's constructor. At a controller's URL they must equal those of its
-    workers."""
+    """Arguments of the environment's constructor. At a controller they must equal its workers'."""
     at: str = HERE
     """Where sessions run: here (this process, or the pipeline.session_processes), workers (processes
     that the run starts and stops), or a controller's URL."""
@@ -60,7 +59,7 @@ class WorkersConfig(Section):
 
 class ControllerConfig(Section):
     token_file: str = ""
-    """File with the access token for the controllers in environments.NAME.at. Empty: LUDUS_TOKEN, if
-    it is set."""
+    """File with the access token for the controllers in environments.NAME.at. Empty: LUDUS_TOKEN,
+    if it is set."""
     wait_s: float = Field(default=300.0, gt=0)
     """Seconds that a session waits for a free slot of a worker before it fails."""

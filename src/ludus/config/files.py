@@ -107,13 +107,15 @@ def _explain(detail: Any) -> str:
     if kind == "extra_forbidden":
         known = _keys_at(path[:-1])
         return f"unknown key {key!r}.{nearest(path[-1], known)} Known here: {', '.join(known)}."
+    if kind == "option":
+        return message
     if kind == "missing":
         return f"{key} is required. {_help_at(path)}"
     if kind == "model_type":
         return f"{key}: expected a section with keys {', '.join(_keys_at(path))} (got {given!r})"
     if kind == "string_pattern_mismatch":
         return f"{key} is {given!r}; expected another form. {_help_at(path)}"
-    got = "" if kind in ("value_error", "option") else f" (got {given!r})"
+    got = "" if kind == "value_error" else f" (got {given!r})"
     near = nearest(str(given), map(str, get_args(_annotation_at(path)))) if kind == "literal_error" else ""
     named = not key or message.startswith((f"{key} ", f"{key}."))
     return f"{message}{got}{near}" if named else f"{key}: {message}{got}{near}"

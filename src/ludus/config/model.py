@@ -14,11 +14,11 @@ class ModelConfig(Section):
     """The policy's model: a folder, a hub name, a pulled model (`ludus models list`), or `tiny`,
     which is created from the seed."""
     device: str = "auto"
-    """Device of engine and trainer: auto (a GPU if there is one), cpu, cuda or cuda:N. Use `devices`
-    to give them one each."""
+    """Device of engine and trainer: auto (a GPU if there is one), cpu, cuda or cuda:N. Use
+    `devices` to give them one each."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights. auto: bfloat16 on a GPU with compute capability 8 or higher, float32
-    elsewhere."""
+    """Precision of the weights. auto: bfloat16 on a GPU with compute capability 8 or higher,
+    float32 elsewhere."""
     chat_template: str = ""
     """Path of a Jinja file that replaces the model's chat template. Empty: the model's own."""
     tool_format: Literal["auto", "hermes", "llama3", "smollm2", "json"] = "auto"

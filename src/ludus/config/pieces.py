@@ -52,7 +52,7 @@ class Advantage(Piece):
     filter: str = "none"
     """The default of algorithm.filter."""
     in_loss: Callable[..., Any] | None = None
-    """Computes the advantages from `Tokens` instead, for those that need the reference's logprobs."""
+    """Computes the advantages from `Tokens` instead, where the reference's logprobs are known."""
     metrics: Callable[..., dict[str, float]] | None = None
     """Metrics of a batch, from its groups."""
 
@@ -70,7 +70,7 @@ CALLED = {"advantage": "group", "rewards": "group", "filter": "groups", "loss": 
 
 
 def make_piece(kind: str, type_: type[P], name: str, function: Any) -> P:
-    """A piece from a function, with the traits that a decorator of `algorithms.registry` gave it."""
+    """A piece from a function and the traits that a decorator of `algorithms.registry` set."""
     traits = getattr(function, "__ludus_traits__", {})
     what = f"algorithm.{kind} {name!r}"
     if kind in CALLED:

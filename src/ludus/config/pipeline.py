@@ -1,4 +1,5 @@
-"""[pipeline], [curriculum], [horizons.NAME] and [monitor]: the training loop and its order of tasks."""
+"""[pipeline], [curriculum], [horizons.NAME] and [monitor]: the training loop and its order of
+tasks."""
 
 from __future__ import annotations
 
@@ -21,12 +22,11 @@ class PipelineConfig(Section):
     max_staleness: int = Field(default=1, ge=0)
     """Greatest age of a trained group, in optimiser steps. 0 is synchronous training."""
     probe_tolerance: float = Field(default=0.0, ge=0)
-    """Greatest mean logprob gap between engine and trainer on the probe prompt after a load. 0 means
-    1e-3 in float32 and 0.25 in bfloat16."""
+    """Greatest mean logprob gap between engine and trainer on the probe prompt after a load. 0
+    means 1e-3 in float32 and 0.25 in bfloat16."""
     session_processes: int = Field(default=-1, ge=-1)
     """Processes that play the training sessions of environments with at = "here". 0: the run's own
-    process, which shares its interpreter with engine and trainer. -1 means 0 on a CPU and 1 on a
-    GPU."""
+    process, which shares its interpreter with engine and trainer. -1: 0 on a CPU, 1 on a GPU."""
 
     def processes(self, *, on_gpu: bool) -> int:
         return self.session_processes if self.session_processes >= 0 else int(on_gpu)
@@ -41,16 +41,16 @@ class CurriculumConfig(Section):
     """uniform: every task once per epoch. replay: prioritised level replay, by a task's score. Your
     own: an import path, such as my_module:Curriculum."""
     score: Literal["learnability", "advantage", "positive_value_loss"] = "learnability"
-    """replay: a task's score. learnability: success rate x failure rate. advantage: mean distance of
-    rewards from their group's mean. positive_value_loss: mean of max(return - value, 0), with
+    """replay: a task's score. learnability: success rate x failure rate. advantage: mean distance
+    of rewards from their group's mean. positive_value_loss: mean of max(return - value, 0), with
     critic.kind head or model."""
     fresh: float = Field(default=0.5, ge=0, le=1)
     """replay: chance to draw a task that was never drawn, while there are any."""
     rank_temperature: float = Field(default=1.0, gt=0)
     """replay: a task's chance is proportional to rank^(-1 / temperature). Smaller is greedier."""
     staleness_share: float = Field(default=0.1, gt=0, le=1)
-    """replay: share of the chances that goes by the time since a task was last played, so that every
-    task is revisited."""
+    """replay: share of the chances that goes by the time since a task was last played, so that
+    every task is revisited."""
     mix: Literal["weights", "tokens", "success"] = "weights"
     """What the environments share in proportion to their weights. weights: groups. tokens: trained
     tokens. success: groups, with more for environments that are neither solved nor hopeless."""
@@ -78,8 +78,7 @@ class HorizonConfig(Section):
     every: int = Field(default=0, ge=0)
     """Optimiser steps until the next limit (ScalingInter)."""
     success: float | None = Field(default=None, gt=0, le=1)
-    """Instead of `every`: the success rate of the last `window` trajectories that starts the next
-    limit."""
+    """Instead of `every`: next limit at this success rate over the last `window` trajectories."""
     window: int = Field(default=64, gt=0)
     """Trajectories over which `success` is measured."""
 

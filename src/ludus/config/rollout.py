@@ -17,8 +17,8 @@ class RolloutConfig(Section):
     retries: int = Field(default=1, ge=0)
     """How often a failed attempt is restarted before it is left out."""
     max_turns: int = Field(default=16, gt=0)
-    """Turns of a session. At the limit the session ends as max_turns. An environment's own max_turns
-    takes precedence."""
+    """Turns of a session. At the limit the session ends as max_turns. An environment's own
+    max_turns takes precedence."""
     max_turn_tokens: int = Field(default=64, gt=0)
     """Sampled tokens of a turn. At the limit the session ends as max_turn_tokens."""
     max_tokens: int = Field(default=1024, gt=0)
@@ -41,9 +41,9 @@ class OutsideConfig(Section):
     chance: float = Field(gt=0, lt=1)
     """Chance that this model samples a turn (or a session: see `draw`)."""
     kind: Literal["chat", "server"] = "chat"
-    """chat: returns text, which is encoded with the policy's tokenizer and has no logprobs, so it can
-    only be masked. server: has the policy's tokenizer and returns token ids and logprobs, which may
-    be trained on."""
+    """chat: returns text, which is encoded with the policy's tokenizer and has no logprobs, so it
+    can only be masked. server: has the policy's tokenizer and returns token ids and logprobs, which
+    may be trained on."""
     model: str = ""
     """Which of the endpoint's models to use. Empty: the only one it serves."""
 
@@ -70,8 +70,8 @@ class CrossPolicyConfig(Section):
     draw: Literal["turn", "session"] = "turn"
     """Whether the sampling policy is drawn for every turn or once per session."""
     schedule: list[tuple[int, float]] = []
-    """Points [optimiser step, factor] with linear interpolation; the chances above are multiplied by
-    the factor, as in [[0, 1.0], [200, 0.0]]. Empty: always 1."""
+    """Points [optimiser step, factor] with linear interpolation; the chances above are multiplied
+    by the factor, as in [[0, 1.0], [200, 0.0]]. Empty: always 1."""
 
     @property
     def others(self) -> dict[str, float]:

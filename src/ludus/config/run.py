@@ -24,8 +24,7 @@ class RunConfig(Section):
     seed: int = 0
     """Seed of the order of tasks, of the noise of every attempt, and of the weights of `tiny`."""
     devices: tuple[str, ...] = Field(default=(), max_length=2)
-    """Devices of engine and trainer, such as ["cuda:0", "cuda:1"]. One name: both. Empty: both on
-    model.device."""
+    """Devices of engine and trainer: ["cuda:0", "cuda:1"]. One: both. Empty: model.device."""
     model: ModelConfig = ModelConfig()
     environments: dict[str, EnvironmentConfig] = {}
     workers: WorkersConfig = WorkersConfig()

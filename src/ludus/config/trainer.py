@@ -27,11 +27,11 @@ class TrainerConfig(Section):
     CPU; on a GPU it is measured from free memory in the first step. If memory runs out, the step
     continues with half as many."""
     checkpoint_activations: bool = False
-    """Store only each layer's input and recompute the rest in the backward pass: a third more work for
-    a fraction of the memory."""
+    """Store only each layer's input and recompute the rest in the backward pass: a third more work
+    for a fraction of the memory."""
     compile: bool | None = None
-    """Compile the decoder's layers with torch.compile, which takes a minute at the start. Unset: on a
-    GPU, for architectures without kernels of ours."""
+    """Compile the decoder's layers with torch.compile, which takes a minute at the start. Unset: on
+    a GPU, for architectures without kernels of ours."""
     threads: int = Field(default=1, ge=0)
     """CPU threads of the trainer. 0 uses PyTorch's default."""
 
@@ -58,8 +58,8 @@ class SftConfig(Section):
 
 class EvolveConfig(Section):
     rounds: int = Field(default=4, gt=0)
-    """Rounds of `ludus evolve`: play, keep the successes, and clone all of them into the start model
-    as [sft] says."""
+    """Rounds of `ludus evolve`: play, keep the successes, and clone all of them into the start
+    model as [sft] says."""
     num_trajectories: int = Field(default=512, gt=0)
     """Trajectories per round, divided between the environments by weight."""
     min_reward: float = 1.0

@@ -1,15 +1,29 @@
-"""Files that options name. Promise: an error names the option, the file and the line."""
+"""Files that options name, and this package's own. Promise: an error names the option, the file and
+the line."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ludus.errors import ConfigError, border
 
 T = TypeVar("T")
+
+
+@cache
+def own_data(name: str) -> dict[str, Any]:
+    """A TOML file of this package, such as `words.toml`."""
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def word_lists(world: str) -> dict[str, list[str]]:
+    return {name: text.split() for name, text in own_data("words.toml")[world].items()}
 
 
 def read_json(path: Path, *, option: str) -> Any:

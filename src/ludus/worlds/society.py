@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ludus.worlds.drawing import split_of
+from ludus.worlds.files import word_lists
 
 SPLITS = ("train", "dev", "test")
 
@@ -58,13 +59,8 @@ ATTRIBUTES = {
     "country": {"country.area": (900, 800_000)},
 }
 _SIZES = {"country": 6, "city": 30, "university": 20, "genre": 8, "award": 10, "person": 150, "work": 180}
-_STARTS = (
-    "Al Be Bor Cal Da Del El Fa Fen Gal Hal Ir Jo Kal Lo Mar Mel Na Nor Or Pel Ra Ros Sa Sol Ta Tor Ul Va Ves Wen Yl Za"
-)
-_MIDDLES = "a e i o u ara eri ila ona ume ani esi ori"
-_ENDS = "ba dan den dor fel gar ken lan len lin mar mir na nar rim ro ros sen ta than tis ton va ven vik zar"
+_WORDS = word_lists("society")
 _ENDINGS = {"country": "ia", "city": "", "university": " University", "genre": "ism", "award": " Prize"}
-_KINDS = ("Song", "Garden", "River", "House", "Letter", "Winter", "Mirror", "Road", "Book", "Tower", "Night", "Sea")
 
 
 @dataclass(frozen=True)
@@ -134,9 +130,9 @@ def _name(kind: str, rng: random.Random) -> str:
     if kind == "person":
         return f"{_word(rng)} {_word(rng)}"
     if kind == "work":
-        return f"The {rng.choice(_KINDS)} of {_word(rng)}"
+        return f"The {rng.choice(_WORDS['works'])} of {_word(rng)}"
     return _word(rng) + _ENDINGS[kind]
 
 
 def _word(rng: random.Random) -> str:
-    return rng.choice(_STARTS.split()) + rng.choice(_MIDDLES.split()) + rng.choice(_ENDS.split())
+    return "".join(rng.choice(_WORDS[part]) for part in ("starts", "middles", "ends"))

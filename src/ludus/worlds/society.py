@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ludus.worlds.drawing import split_of
-from ludus.worlds.files import word_lists
+from ludus.worlds.files import own_data, word_lists
 
 SPLITS = ("train", "dev", "test")
 
@@ -29,38 +29,15 @@ class Relation:
     single: bool = False
 
 
-RELATIONS = {
-    "person.birthplace": Relation("person", "city", "the birthplace of {}", "city.natives", single=True),
-    "city.natives": Relation("city", "person", "the people born in {}", "person.birthplace"),
-    "person.university": Relation(
-        "person", "university", "the university attended by {}", "university.alumni", single=True
-    ),
-    "university.alumni": Relation("university", "person", "the people who studied at {}", "person.university"),
-    "person.teacher": Relation("person", "person", "the teacher of {}", "person.pupils", single=True),
-    "person.pupils": Relation("person", "person", "the pupils of {}", "person.teacher"),
-    "person.works": Relation("person", "work", "the works by {}", "work.creator"),
-    "work.creator": Relation("work", "person", "the creator of {}", "person.works", single=True),
-    "work.genre": Relation("work", "genre", "the genre of {}", "genre.works", single=True),
-    "genre.works": Relation("genre", "work", "the works of the genre {}", "work.genre"),
-    "work.award": Relation("work", "award", "the award won by {}", "award.winners", single=True),
-    "award.winners": Relation("award", "work", "the works that won {}", "work.award"),
-    "award.country": Relation("award", "country", "the country that gives {}", "country.awards", single=True),
-    "country.awards": Relation("country", "award", "the awards given by {}", "award.country"),
-    "city.country": Relation("city", "country", "the country of {}", "country.cities", single=True),
-    "country.cities": Relation("country", "city", "the cities of {}", "city.country"),
-    "university.city": Relation("university", "city", "the city where {} is", "city.universities", single=True),
-    "city.universities": Relation("city", "university", "the universities in {}", "university.city"),
-}
-ATTRIBUTES = {
-    "person": {"person.birth_year": (1850, 1985), "person.height_cm": (150, 200)},
-    "city": {"city.population": (2_000, 900_000), "city.founded": (900, 1900)},
-    "work": {"work.year": (1880, 2020), "work.copies": (100, 99_000)},
-    "university": {"university.founded": (1200, 1990), "university.students": (500, 60_000)},
-    "country": {"country.area": (900, 800_000)},
-}
-_SIZES = {"country": 6, "city": 30, "university": 20, "genre": 8, "award": 10, "person": 150, "work": 180}
 _WORDS = word_lists("society")
-_ENDINGS = {"country": "ia", "city": "", "university": " University", "genre": "ism", "award": " Prize"}
+_DATA = own_data("society.toml")
+_KINDS = _DATA["kinds"]
+ATTRIBUTES = {kind: known["attributes"] for kind, known in _KINDS.items() if "attributes" in known}
+"""The least and the largest value of each attribute, by kind and name."""
+RELATIONS = {
+    name: Relation(name.partition(".")[0], known["inverse"].partition(".")[0], **known)
+    for name, known in _DATA["relations"].items()
+}
 
 
 @dataclass(frozen=True)
@@ -115,9 +92,9 @@ def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator
 def _names(split: str, rng: random.Random) -> dict[str, tuple[str, ...]]:
     taken: dict[str, None] = {}
     found: dict[str, tuple[str, ...]] = {}
-    for kind, size in _SIZES.items():
+    for kind, known in _KINDS.items():
         own: list[str] = []
-        while len(own) < size:
+        while len(own) < known["size"]:
             name = _name(kind, rng)
             if name not in taken and split_of(name, seed="society") == split:
                 taken[name] = None
@@ -131,7 +108,7 @@ def _name(kind: str, rng: random.Random) -> str:
         return f"{_word(rng)} {_word(rng)}"
     if kind == "work":
         return f"The {rng.choice(_WORDS['works'])} of {_word(rng)}"
-    return _word(rng) + _ENDINGS[kind]
+    return f"{_word(rng)}{_KINDS[kind]['ending']}"
 
 
 def _word(rng: random.Random) -> str:

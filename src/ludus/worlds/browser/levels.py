@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from ludus.types import ToolCall
 from ludus.worlds.browser.page import Element
@@ -21,12 +22,8 @@ def _click(element: Element) -> ToolCall:
     return ToolCall("click", {"element": element.number})
 
 
-def _button(asked: str, elements: list[Element], done: int) -> ToolCall:
-    return _click(_find(elements, "button", name=_quoted(asked)[0]))
-
-
-def _link(asked: str, elements: list[Element], done: int) -> ToolCall:
-    return _click(_find(elements, "text", "link", name=_quoted(asked)[0]))
+def _named(asked: str, elements: list[Element], done: int, *, roles: tuple[str, ...]) -> ToolCall:
+    return _click(_find(elements, *roles, name=_quoted(asked)[0]))
 
 
 def _dialog(asked: str, elements: list[Element], done: int) -> ToolCall:
@@ -64,8 +61,8 @@ def _quoted(asked: str) -> list[str]:
 
 
 LEVELS: dict[str, Solver] = {
-    "click-button": _button,
-    "click-link": _link,
+    "click-button": partial(_named, roles=("button",)),
+    "click-link": partial(_named, roles=("text", "link")),
     "click-dialog-2": _dialog,
     "enter-password": _form,
     "login-user": _form,

@@ -8,7 +8,7 @@ outside the session's own database can be opened.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,10 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[Any, ...], ...]
 
-    @staticmethod
-    def read(plain: Mapping[str, Any]) -> Table:
-        columns = tuple((name, kind) for name, kind in plain["columns"])
-        return Table(plain["name"], columns, tuple(tuple(row) for row in plain["rows"]))
-
-    def create(self, quote: str = '"') -> str:
-        columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in self.columns)
+    def create(self, quote: str = '"', *, text: str = "") -> str:
+        """text: appended to the type of a column of text."""
+        kinds = ((name, kind if kind == "INTEGER" else f"{kind}{text}") for name, kind in self.columns)
+        columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in kinds)
         return f"CREATE TABLE {quoted(self.name, quote)} ({columns})"
 
     def plain(self) -> dict[str, Any]:
@@ -58,7 +55,7 @@ class SqliteStore:
         # calls come from different threads, but one at a time
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for table in tables:
-            self._connection.execute(_caseless(table).create())
+            self._connection.execute(table.create(text=" COLLATE NOCASE"))  # as MySQL and MariaDB compare
             marks = ", ".join("?" * len(table.columns))
             self._connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", table.rows)
         self._connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
@@ -89,9 +86,8 @@ class SqliteStore:
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
         """All rows of a table; None if it does not exist any more."""
-        self._spent = 0
         try:
-            return self._connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()
+            return self.query(f"SELECT * FROM {quoted(table)}")
         except sqlite3.Error:
             return None
 
@@ -125,12 +121,6 @@ def one_line(text: str) -> str:
 
 def quoted(name: str, quote: str = '"') -> str:
     return f"{quote}{name.replace(quote, quote * 2)}{quote}"
-
-
-def _caseless(table: Table) -> Table:
-    """Compares texts case-insensitively, as MySQL and MariaDB do."""
-    columns = tuple((n, kind if kind == "INTEGER" else f"{kind} COLLATE NOCASE") for n, kind in table.columns)
-    return Table(table.name, columns, table.rows)
 
 
 def _authorise(action: int, first: str | None, second: str | None, *_: Any) -> int:

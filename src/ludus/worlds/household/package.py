@@ -34,8 +34,7 @@ def constants() -> ModuleType:
 
 def goal(kind: str) -> dict[str, Any]:
     """`pddl`, a formula, and `templates`, sentences, of a kind of task."""
-    found: dict[str, Any] = _module("gen/goal_library.py").gdict[kind]
-    return found
+    return dict(_module("gen/goal_library.py").gdict[kind])
 
 
 @cache

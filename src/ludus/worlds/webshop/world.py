@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from ludus.environments import Reply, tool
@@ -51,7 +52,7 @@ class Webshop:
         return draw_split(_draw, split=split, seed="webshop", apart="asin")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.goal = Goal.read(task)
+        self.goal = msgspec.convert(task, Goal)
         self.found: list[Product] = []
         self.page = 0
         self.product: Product | None = None
@@ -63,8 +64,7 @@ class Webshop:
     def search_action(self, keywords: str) -> Reply:
         """Search the shop. Only on the search page.
 
-        keywords: words of what you look for
-        """
+        keywords: words of what you look for"""
         if self.found:
             return Reply(f"no search bar here: click '{BACK}' first\n{self._look()}", invalid=True)
         self.found, self.page = self.shop.search(keywords, count=_MAX_RESULTS), 0
@@ -74,8 +74,7 @@ class Webshop:
     def click_action(self, value: str) -> Reply:
         """Click something on the page.
 
-        value: as it stands in the list
-        """
+        value: as it stands in the list"""
         wanted = value.strip().strip("[]").lower()
         known = {name.lower(): name for name in self._clickable()}
         if wanted not in known:

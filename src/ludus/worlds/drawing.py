@@ -53,12 +53,11 @@ def draw_split(draw: Callable[..., Row], *, split: str, seed: str, apart: str = 
 
     apart: a key of the tasks; no value of it is in two splits. If empty, `draw` keeps splits apart."""
     rng = random.Random(f"{seed} {split}")
-    return _distinct(
-        partial(draw, split=split),
-        rng,
-        count=SIZES.get(split, 0),
-        new=lambda task: not apart or split_of(_key(task, apart), seed=seed) == split,
-    )
+
+    def new(task: Row) -> bool:
+        return not apart or split_of(_key(task, apart), seed=seed) == split
+
+    return _distinct(partial(draw, split=split), rng, count=SIZES.get(split, 0), new=new)
 
 
 def split_of(key: str, *, seed: str) -> str:

@@ -1,5 +1,4 @@
-"""Files that options name, and this package's own. Promise: an error names the option, the file and
-the line."""
+"""Files that options name, and our own. Promise: an error names option, file and line."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 Boxes are pushed, never pulled, one at a time. Levels are made by playing backwards from the solved
 state, so each can be solved within `max_turns`. Maps use the usual signs (# wall, - floor, . goal,
 $ box, * box on a goal, @ player, + player on a goal). For each move, `hints` show the number of
-moves left after it, "stuck" if the level cannot be solved any more, or "wall" if nothing would
-move.
+moves left after it, "stuck" if the level cannot be solved any more, or "wall" if nothing moves.
 """
 
 from __future__ import annotations

@@ -16,8 +16,7 @@ MAX_QUERY_CHARS = 20_000
 MAX_OUTPUT_CHARS = 800
 _STEPS = 10_000
 _MAX_STEPS = 50
-"""Half a million steps in all, some hundredths of a second: far more than a sensible query
-takes."""
+"""Half a million steps in all, some hundredths of a second: more than a sensible query takes."""
 _MAX_CELL_BYTES = 10_000
 _MAX_PAGES = 2_500
 _PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}

@@ -1,5 +1,4 @@
-"""A generated book of recipes: materials, and things of depth 1 to 4 made of them and each
-other."""
+"""A generated book of recipes: materials, and things of depth 1 to 4 made of them."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ _WORDS = word_lists("textcraft")
 _GROUPS = word_lists("textcraft_groups")
 
 
-def generate_book(*, seed: str = "textcraft") -> Book:
-    rng = random.Random(seed)
+def generate_book() -> Book:
+    rng = random.Random("textcraft")
     groups = {f"any {kind}": tuple(f"{sort} {kind}" for sort in sorts) for kind, sorts in _GROUPS.items()}
     materials = sorted({*_WORDS["materials"], *(member for members in groups.values() for member in members)})
     possible = [f"{style} {thing}" for style in _WORDS["styles"] for thing in _WORDS["things"]]

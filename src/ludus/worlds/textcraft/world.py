@@ -103,7 +103,7 @@ class Textcraft:
             needs[part[2]] += int(part[1])
         if name not in self.book.recipes:
             return Reply(f"no recipe for {name}", invalid=True)
-        if self.book.match(name, count=count, given=needs) is None:
+        if not self.book.match(name, count=count, given=needs):
             return Reply(f"no recipe makes {count} {name} of exactly that", invalid=True)
         if missing := needs - self.stock:
             return Reply(f"missing {', '.join(f'{n} {item}' for item, n in sorted(missing.items()))}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 from typing import Any
 
 from ludus.worlds.files import own_data, word_lists
@@ -13,16 +14,19 @@ _DATA = own_data("webshop/departments.toml")
 _WORDS = word_lists("webshop")
 
 
-def generate_catalogue(*, seed: str = "webshop") -> Catalogue:
-    rng = random.Random(seed)
+@cache
+def generate_catalogue() -> Catalogue:
+    rng = random.Random("webshop")
     asins: dict[str, None] = {}
     while len(asins) < NUM_PRODUCTS:
         asins["B0" + "".join(rng.choices("0123456789ABCDEFGHJKLMNPQRSTUVWXYZ", k=8))] = None
     return Catalogue({asin: _product(asin, rng) for asin in asins})
 
 
-def draw_goal(catalogue: Catalogue, rng: random.Random) -> dict[str, Any]:
-    """One to three attributes and most options of a product, and a price limit that it meets."""
+def draw_goal(rng: random.Random, *, split: str) -> dict[str, Any]:
+    """One to three attributes and most options of a product, and a price limit that it meets;
+    `split` is decided by the product."""
+    catalogue = generate_catalogue()
     product = catalogue.products[rng.choice(catalogue.order)]
     attributes = tuple(rng.sample(product.attributes, rng.randint(1, 3)))
     options = {name: rng.choice(values) for name, values in product.options.items() if rng.random() < 0.8}

@@ -49,7 +49,7 @@ class Webshop:
         if self.products:
             own = [goal for goal in self.shop.goals if split_of(goal.asin, seed="webshop") == split]
             return [goal.plain(self.shop.products[goal.asin].category[0]) for goal in own]
-        return draw_split(_draw, split=split, seed="webshop", apart="asin")
+        return draw_split(draw_goal, split=split, seed="webshop", apart="asin")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.goal = msgspec.convert(task, Goal)
@@ -172,7 +172,3 @@ class Webshop:
 @cache
 def catalogue_of(products: str) -> Catalogue:
     return read_catalogue(Path(products).expanduser()) if products else generate_catalogue()
-
-
-def _draw(rng: random.Random, *, split: str) -> dict[str, Any]:
-    return draw_goal(catalogue_of(""), rng)

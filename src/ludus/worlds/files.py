@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
 import tomllib
 from collections.abc import Callable
 from functools import cache
@@ -40,3 +42,11 @@ def read_jsonl(path: Path, read: Callable[[int, Any], T], *, option: str, expect
             with border(ConfigError, f"{option}: line {number} of {str(path)!r} is not {expected}"):
                 found.append(read(number, json.loads(line)))
     return found
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Readers in other processes see the old file or all of the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
+    half.write_bytes(data)
+    half.replace(file)

@@ -71,12 +71,9 @@ def society(split: str) -> Society:
 
 
 def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator[tuple[str, str, str]]:
-    for city in names["city"]:
-        yield city, "city.country", rng.choice(names["country"])
-    for university in names["university"]:
-        yield university, "university.city", rng.choice(names["city"])
-    for award in names["award"]:
-        yield award, "award.country", rng.choice(names["country"])
+    for relation in ("city.country", "university.city", "award.country"):
+        for name in names[RELATIONS[relation].subject]:
+            yield name, relation, rng.choice(names[RELATIONS[relation].object])
     for i, person in enumerate(names["person"]):
         yield person, "person.birthplace", rng.choice(names["city"])
         yield person, "person.university", rng.choice(names["university"])

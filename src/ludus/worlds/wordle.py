@@ -1,5 +1,4 @@
-"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from
-the first guess to the last.
+"""Wordle with a short list: the secret is one of the listed words, fixed from the first guess on.
 
 A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it) and, with
 `hints`, with the words still possible. Splits are disjoint by secret. Guessing the word that

@@ -109,9 +109,7 @@ class Browser:
 
     def close(self) -> None:
         if hasattr(self, "chromium"):
-            chromium = self.chromium
-            del self.chromium
-            _POOL.give_back(chromium)
+            _POOL.give_back(vars(self).pop("chromium"))
 
     def _act(self, number: int, do: Callable[[Chromium, page.Element], None]) -> Reply:
         if not 1 <= number <= len(self.elements):

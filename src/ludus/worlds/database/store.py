@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,13 +69,10 @@ class SqliteStore:
         """The text that the model is shown; raises QueryRefused."""
         self._spent = 0
         try:
-            cursor = self._connection.execute(query)
-            try:
+            with closing(self._connection.execute(query)) as cursor:
                 if cursor.description is None:
                     return written(cursor.rowcount)
                 return shown([column[0] for column in cursor.description], cursor)
-            finally:
-                cursor.close()
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
             raise QueryRefused(TOO_LONG if self._spent > _MAX_STEPS else one_line(str(error))) from None
 

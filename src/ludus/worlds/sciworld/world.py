@@ -58,7 +58,6 @@ class SciWorld:
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.earned = task, 0.0
         self.said: list[str] = []
-        self.plan: list[str] | None = None
         self.simulator = POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
@@ -82,13 +81,12 @@ class SciWorld:
     def solve(self) -> str:
         """The next command of the library's gold path, which does not correct mistakes."""
         known = self.task["experiment"], self.task["variation"]
-        if self.plan is None:
-            self.plan = _PATHS[known] if known in _PATHS else self._gold_path()
-            _PATHS[known] = self.plan
-        followed = 0
+        if known not in _PATHS:
+            _PATHS[known] = self._gold_path()
+        plan, followed = _PATHS[known], 0
         for command in self.said:
-            followed += followed < len(self.plan) and command == self.plan[followed]
-        return self.plan[min(followed, len(self.plan) - 1)]
+            followed += followed < len(plan) and command == plan[followed]
+        return plan[min(followed, len(plan) - 1)]
 
     def random_action(self, rng: random.Random) -> str:
         template = rng.choice(sorted(self.simulator.call("getPossibleActions")))
@@ -97,9 +95,7 @@ class SciWorld:
 
     def close(self) -> None:
         if hasattr(self, "simulator"):
-            simulator = self.simulator
-            del self.simulator
-            POOL.give_back(simulator)
+            POOL.give_back(vars(self).pop("simulator"))
 
     def _gold_path(self) -> list[str]:
         """Computing it resets the experiment, so the session's commands are then replayed."""

@@ -2,8 +2,7 @@
 
 A function here draws what its texts in families.toml name. Promise: the expected answer is computed
 here, in Python, and not by the gold script, so each checks the other. Scripts use /proc and what
-every Debian has (coreutils, find, grep, sed, awk, tar, gzip), and make the same archive, byte for
-byte, at any time.
+every Debian has (coreutils, find, grep, sed, awk, tar, gzip); archives are the same byte for byte.
 """
 
 from __future__ import annotations

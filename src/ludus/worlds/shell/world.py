@@ -1,5 +1,4 @@
-"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the
-system as it is wanted.
+"""Operating-system tasks in a sandbox: answer a question or change the system, with bash.
 
 Problems are generated (families.py), or AgentBench's own (`items`, see agentbench.py). One answer,
 or one claim to be finished, ends the session: 1 if it is right, else 0. Nothing that the agent

@@ -2,8 +2,7 @@
 
 The recipes are generated, or those in the folder `recipes`. `get` fetches materials; `craft` takes
 the exact ingredients of one recipe, any member for a group. The prompt lists the recipes needed
-among others. Crafting the goal pays 1 and ends the session. The metric `progress` is the share of
-the needed crafts that is done.
+among others. Crafting the goal pays 1 and ends the session. Metric: `progress`, the share crafted.
 """
 
 from __future__ import annotations

@@ -87,15 +87,13 @@ def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator
 
 
 def _names(split: str, rng: random.Random) -> dict[str, tuple[str, ...]]:
-    taken: dict[str, None] = {}
     found: dict[str, tuple[str, ...]] = {}
     for kind, known in _KINDS.items():
-        own: list[str] = []
+        own: dict[str, None] = {}
         while len(own) < known["size"]:
             name = _name(kind, rng)
-            if name not in taken and split_of(name, seed="society") == split:
-                taken[name] = None
-                own.append(name)
+            if split_of(name, seed="society") == split and not any(name in others for others in found.values()):
+                own[name] = None
         found[kind] = tuple(own)
     return found
 

@@ -18,12 +18,7 @@ from ludus.types import ToolCall
 from ludus.worlds.drawing import draw_tasks
 from ludus.worlds.files import word_lists
 
-ATTRIBUTES = {
-    "colour": ("red", "green", "blue"),
-    "size": ("small", "large"),
-    "shape": ("round", "flat", "long"),
-    "weight": ("light", "heavy"),
-}
+ATTRIBUTES = word_lists("twenty_questions_attributes")
 NAMES = tuple(word_lists("twenty_questions")["names"])
 Things = dict[str, list[str]]
 

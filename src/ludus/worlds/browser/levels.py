@@ -22,13 +22,10 @@ def _click(element: Element) -> ToolCall:
     return ToolCall("click", {"element": element.number})
 
 
-def _named(asked: str, elements: list[Element], done: int, *, roles: tuple[str, ...]) -> ToolCall:
-    return _click(_find(elements, *roles, name=_quoted(asked)[0]))
-
-
-def _dialog(asked: str, elements: list[Element], done: int) -> ToolCall:
+def _named(asked: str, elements: list[Element], done: int, *, roles: tuple[str, ...], x: str = "x") -> ToolCall:
+    """Clicks what is quoted. `x` is the name of what is quoted as "x"."""
     wanted = _quoted(asked)[0]
-    return _click(_find(elements, "button", name="Close" if wanted == "x" else wanted))
+    return _click(_find(elements, *roles, name=x if wanted == "x" else wanted))
 
 
 def _form(asked: str, elements: list[Element], done: int) -> ToolCall:
@@ -63,7 +60,7 @@ def _quoted(asked: str) -> list[str]:
 LEVELS: dict[str, Solver] = {
     "click-button": partial(_named, roles=("button",)),
     "click-link": partial(_named, roles=("text", "link")),
-    "click-dialog-2": _dialog,
+    "click-dialog-2": partial(_named, roles=("button",), x="Close"),
     "enter-password": _form,
     "login-user": _form,
     "click-checkboxes": _checkboxes,

@@ -21,9 +21,7 @@ from ludus.worlds.sciworld.simulator import POOL
 
 _DATA = own_data("sciworld/experiments.toml")
 VARIATIONS: dict[str, int] = _DATA["variations"]
-"""The library's number of variations by experiment."""
 SHORT: tuple[str, ...] = tuple(_DATA["short"])
-"""Experiments whose gold path is short."""
 MAX_COMMAND_CHARS = 200
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]+")
 """Commands are ASCII, and half a surrogate pair breaks the connection to Java."""

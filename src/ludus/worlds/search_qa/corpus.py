@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ludus.worlds.files import own_data, read_jsonl
 from ludus.worlds.retrieval import Index
@@ -19,8 +19,7 @@ from ludus.worlds.society import SPLITS, Society, society
 _TEXTS = own_data("search_qa/texts.toml")
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     title: str
     text: str
 
@@ -40,7 +39,7 @@ def corpus_of(path: str) -> Corpus:
     expected = "a JSON object with title and text"
     found = read_jsonl(Path(path).expanduser(), _document, option="corpus", expected=expected) if path else _generated()
     documents = tuple(found)
-    return Corpus(documents, Index((document.title, document.text) for document in documents))
+    return Corpus(documents, Index(documents))
 
 
 def _document(_: int, row: dict[str, Any]) -> Document:

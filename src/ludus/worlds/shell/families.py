@@ -19,12 +19,7 @@ from ludus.worlds.shell.problems import Problem, names, only, same, words, write
 Draw = Callable[[random.Random], Problem]
 Names = dict[str, Any]
 _EXTENSIONS = ("txt", "log", "csv", "md", "cfg")
-_MODES = {
-    "700": "its owner may read, write and run it, and nobody else may do anything with it",
-    "750": "its owner may read, write and run it, its group may read and run it, and others may do nothing",
-    "644": "its owner may read and write it, and everybody else may only read it",
-    "440": "its owner and its group may only read it, and others may do nothing",
-}
+_DATA = own_data("shell/families.toml")
 
 
 def count_by_extension(rng: random.Random) -> Names:
@@ -115,7 +110,7 @@ def change_setting(rng: random.Random) -> Names:
 
 def set_mode(rng: random.Random) -> Names:
     script, *_ = words(rng, 1)
-    mode, meaning = rng.choice(list(_MODES.items()))
+    mode, meaning = rng.choice(list(_DATA["modes"].items()))
     return {"script": script, "mode": mode, "meaning": meaning, "files": write({f"{script}.sh": f"echo {script}"})}
 
 
@@ -195,7 +190,7 @@ def largest_home(rng: random.Random) -> Names:
 
 
 def _problem(draw: Callable[[random.Random], Names]) -> Draw:
-    texts = own_data("shell/families.toml")[draw.__name__]
+    texts = _DATA["problems"][draw.__name__]
 
     @wraps(draw)
     def drawn(rng: random.Random) -> Problem:

@@ -24,8 +24,7 @@ def generate_catalogue() -> Catalogue:
 
 
 def draw_goal(rng: random.Random, *, split: str) -> dict[str, Any]:
-    """One to three attributes and most options of a product, and a price limit that it meets;
-    `split` is decided by the product."""
+    """One to three attributes and most options of a product, and a price limit that it meets."""
     catalogue = generate_catalogue()
     product = catalogue.products[rng.choice(catalogue.order)]
     attributes = tuple(rng.sample(product.attributes, rng.randint(1, 3)))

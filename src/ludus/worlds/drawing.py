@@ -51,7 +51,7 @@ def draw_tasks(
 def draw_split(draw: Callable[..., Row], *, split: str, seed: str, apart: str = "") -> list[Row]:
     """Distinct tasks of one split from `draw(rng, split=split)`, without drawing the other splits.
 
-    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` keeps splits apart."""
+    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` sees to that."""
     rng = random.Random(f"{seed} {split}")
 
     def new(task: Row) -> bool:

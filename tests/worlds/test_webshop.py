@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from ludus.environments import make
@@ -79,7 +80,7 @@ def test_there_are_thousands_of_products_and_every_goal_can_be_met():
     shop = catalogue_of("")
     assert len(shop.products) == 3000
     for task in world("webshop").tasks("test"):
-        goal, product = Goal.read(dict(task.data)), shop.products[task.data["asin"]]
+        goal, product = msgspec.convert(dict(task.data), Goal), shop.products[task.data["asin"]]
         chosen = {name: value for name, values in product.options.items() for value in values if value in goal.options}
         assert judge(product, chosen=chosen, goal=goal, target=product).total == 1.0
 

@@ -16,14 +16,11 @@ from typing import Any
 
 from ludus.environments import Reply
 from ludus.errors import ConfigError, nearest
+from ludus.worlds.files import word_lists
 
 MOVES = {"turn left": 0, "turn right": 1, "move forward": 2, "pick up": 3, "drop": 4, "toggle": 5}
 """The moves by minigrid's number. `go to THING` is made of them."""
-LEVELS = (
-    "GoToObj", "GoToRedBallGrey", "GoToRedBall", "GoToLocal", "GoToObjMazeS4R2", "GoToSeqS5R2", "GoToRedBlueBall", "GoToDoor",
-    "OpenDoorLoc", "OpenDoor", "OpenDoorColor", "OpenTwoDoors", "OpenDoorsOrderN2", "PickupLoc", "PickupDist", "PutNextLocal",
-    "PutNextS5N2", "UnlockLocal", "UnlockPickup", "ActionObjDoor", "PutNextLocalS6N4", "GoToObjMazeS4", "OneRoomS12", "MoveTwoAcrossS5N2",
-)  # fmt: skip
+LEVELS = tuple(word_lists("babyai")["levels"])
 _SEEDS = {"train": range(0, 50), "dev": range(50, 55), "test": range(55, 64)}
 _AHEAD, _SIDE = 6, 3
 """The agent stands in the middle of the last row of its view of 7 by 7 cells, looking up."""

@@ -29,8 +29,7 @@ def draw_tasks(
 
     apart: a key of the tasks; no value of it is in two splits. num_dev: dev tasks taken before
     train; if 0, dev gets what train and test leave, and then what `spare` draws: neighbours of the
-    tasks, for a world so small that nothing is left.
-    """
+    tasks, for a world so small that nothing is left."""
     rng = random.Random(seed)  # a str seed is hashed with SHA-512, so it does not depend on the process
     distinct = _distinct(draw, rng, count=SIZES["train"] + SIZES["test"] + num_dev)
     by_key: dict[str, list[Row]] = {}
@@ -52,15 +51,13 @@ def draw_tasks(
 def draw_split(draw: Callable[..., Row], *, split: str, seed: str, apart: str = "") -> list[Row]:
     """Distinct tasks of one split from `draw(rng, split=split)`, without drawing the other splits.
 
-    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` keeps splits apart.
-    """
+    apart: a key of the tasks; no value of it is in two splits. If empty, `draw` sees to that."""
     rng = random.Random(f"{seed} {split}")
-    return _distinct(
-        partial(draw, split=split),
-        rng,
-        count=SIZES.get(split, 0),
-        new=lambda task: not apart or split_of(_key(task, apart), seed=seed) == split,
-    )
+
+    def new(task: Row) -> bool:
+        return not apart or split_of(_key(task, apart), seed=seed) == split
+
+    return _distinct(partial(draw, split=split), rng, count=SIZES.get(split, 0), new=new)
 
 
 def split_of(key: str, *, seed: str) -> str:

@@ -1,15 +1,30 @@
-"""Files that options name. Promise: an error names the option, the file and the line."""
+"""Files that options name, and our own. Promise: an error names option, file and line."""
 
 from __future__ import annotations
 
 import json
+import os
+import threading
+import tomllib
 from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ludus.errors import ConfigError, border
 
 T = TypeVar("T")
+
+
+@cache
+def own_data(name: str) -> dict[str, Any]:
+    """A TOML file of this package, such as `words.toml`."""
+    return tomllib.loads(files(__package__).joinpath(name).read_text(encoding="utf-8"))
+
+
+def word_lists(world: str) -> dict[str, list[str]]:
+    return {name: text.split() for name, text in own_data("words.toml")[world].items()}
 
 
 def read_json(path: Path, *, option: str) -> Any:
@@ -27,3 +42,11 @@ def read_jsonl(path: Path, read: Callable[[int, Any], T], *, option: str, expect
             with border(ConfigError, f"{option}: line {number} of {str(path)!r} is not {expected}"):
                 found.append(read(number, json.loads(line)))
     return found
+
+
+def write_whole(file: Path, data: bytes) -> None:
+    """Readers in other processes see the old file or all of the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
+    half.write_bytes(data)
+    half.replace(file)

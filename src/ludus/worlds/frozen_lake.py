@@ -97,12 +97,8 @@ def after(cell: Cell, move: str, *, size: int) -> Cell:
 
 def distances(rows: list[str]) -> dict[Cell, int]:
     """Moves to the goal, from every cell that can reach it."""
-
-    def is_open(cell: Cell, move: str) -> bool:
-        row, column = beside(cell, move)
-        return inside((row, column), size=len(rows)) and rows[row][column] != "H"
-
-    return moves_from((len(rows) - 1, len(rows) - 1), is_open=is_open)
+    dry = {(row, column) for row, signs in enumerate(rows) for column, sign in enumerate(signs) if sign != "H"}
+    return moves_from((len(rows) - 1, len(rows) - 1), is_open=lambda cell, move: beside(cell, move) in dry)
 
 
 @lru_cache(maxsize=4096)

@@ -20,8 +20,7 @@ def inside(cell: Cell, *, size: int) -> bool:
 def distances(start: Cell, *, is_open: Callable[[Cell, str], bool]) -> dict[Cell, int]:
     """Moves from `start` to every cell that can be reached, nearest first.
 
-    is_open: whether a move from a cell leads to the cell beside it.
-    """
+    is_open: whether a move from a cell leads to the cell beside it."""
     found, queue = {start: 0}, deque([start])
     while queue:
         cell = queue.popleft()

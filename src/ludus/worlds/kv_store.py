@@ -1,5 +1,4 @@
-"""A key-value store that must be brought into a required state through several tools, then
-committed.
+"""A key-value store that must be brought into a required state by several tools, then committed.
 
 With `hints` every reply lists what still has to change (`left c=7, e to d, f none`: set c, rename
 e, delete f); without, the store must be read with `show` and compared. Committing ends the session:

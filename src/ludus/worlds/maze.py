@@ -2,8 +2,7 @@
 
 `view = "map"` shows the whole maze once (o room, - and | open, . closed), "local" only where the
 goal is. Every observation gives the walker's room and what lies around it: for an open way, the
-number of moves from there to the goal, or with `hints` off just "open". A move into a wall changes
-nothing.
+number of moves from there to the goal, or without `hints` just "open". A wall stops a move.
 """
 
 from __future__ import annotations

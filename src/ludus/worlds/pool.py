@@ -36,11 +36,11 @@ class Pool(Generic[K]):
         return self._start()
 
     def give_back(self, kept: K) -> None:
-        if not kept.alive:
+        if kept.alive:
+            with self._lock:
+                self._free.append(kept)
+        else:
             kept.end()
-            return
-        with self._lock:
-            self._free.append(kept)
 
     def end(self) -> None:
         with self._lock:

@@ -14,16 +14,15 @@ from collections.abc import Iterable
 _WORD = re.compile(r"\w+")
 _MAX_WORDS = 32
 _MAX_QUERY_CHARS = 2_000
+_RANKED = "SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY bm25(texts, 2.0, 1.0), rowid LIMIT ?"
 
 
 class Index:
-    def __init__(self, texts: Iterable[tuple[str, str]], *, title_weight: float = 2.0) -> None:
-        """texts: (title, body); a word in the title counts `title_weight` times."""
+    def __init__(self, texts: Iterable[tuple[str, str]]) -> None:
+        """texts: (title, body); a word in the title counts twice."""
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._connection.execute("CREATE VIRTUAL TABLE texts USING fts5(title, body, tokenize = 'porter unicode61')")
         self._connection.executemany("INSERT INTO texts VALUES (?, ?)", texts)
-        order = f"bm25(texts, {title_weight}, 1.0), rowid"
-        self._ranked = f"SELECT rowid - 1 FROM texts WHERE texts MATCH ? ORDER BY {order} LIMIT ?"
         self._lock = threading.Lock()
 
     def search(self, query: str, *, count: int) -> list[int]:
@@ -33,4 +32,4 @@ class Index:
             return []
         match = " OR ".join(f'"{word}"' for word in list(words)[:_MAX_WORDS])
         with self._lock:
-            return [position for (position,) in self._connection.execute(self._ranked, (match, count))]
+            return [position for (position,) in self._connection.execute(_RANKED, (match, count))]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from ludus.worlds.drawing import split_of
+from ludus.worlds.files import own_data, word_lists
 
 SPLITS = ("train", "dev", "test")
 
@@ -28,43 +29,15 @@ class Relation:
     single: bool = False
 
 
+_WORDS = word_lists("society")
+_DATA = own_data("society.toml")
+_KINDS = _DATA["kinds"]
+ATTRIBUTES = {kind: known["attributes"] for kind, known in _KINDS.items() if "attributes" in known}
+"""The least and the largest value of each attribute, by kind and name."""
 RELATIONS = {
-    "person.birthplace": Relation("person", "city", "the birthplace of {}", "city.natives", single=True),
-    "city.natives": Relation("city", "person", "the people born in {}", "person.birthplace"),
-    "person.university": Relation(
-        "person", "university", "the university attended by {}", "university.alumni", single=True
-    ),
-    "university.alumni": Relation("university", "person", "the people who studied at {}", "person.university"),
-    "person.teacher": Relation("person", "person", "the teacher of {}", "person.pupils", single=True),
-    "person.pupils": Relation("person", "person", "the pupils of {}", "person.teacher"),
-    "person.works": Relation("person", "work", "the works by {}", "work.creator"),
-    "work.creator": Relation("work", "person", "the creator of {}", "person.works", single=True),
-    "work.genre": Relation("work", "genre", "the genre of {}", "genre.works", single=True),
-    "genre.works": Relation("genre", "work", "the works of the genre {}", "work.genre"),
-    "work.award": Relation("work", "award", "the award won by {}", "award.winners", single=True),
-    "award.winners": Relation("award", "work", "the works that won {}", "work.award"),
-    "award.country": Relation("award", "country", "the country that gives {}", "country.awards", single=True),
-    "country.awards": Relation("country", "award", "the awards given by {}", "award.country"),
-    "city.country": Relation("city", "country", "the country of {}", "country.cities", single=True),
-    "country.cities": Relation("country", "city", "the cities of {}", "city.country"),
-    "university.city": Relation("university", "city", "the city where {} is", "city.universities", single=True),
-    "city.universities": Relation("city", "university", "the universities in {}", "university.city"),
+    name: Relation(name.partition(".")[0], known["inverse"].partition(".")[0], **known)
+    for name, known in _DATA["relations"].items()
 }
-ATTRIBUTES = {
-    "person": {"person.birth_year": (1850, 1985), "person.height_cm": (150, 200)},
-    "city": {"city.population": (2_000, 900_000), "city.founded": (900, 1900)},
-    "work": {"work.year": (1880, 2020), "work.copies": (100, 99_000)},
-    "university": {"university.founded": (1200, 1990), "university.students": (500, 60_000)},
-    "country": {"country.area": (900, 800_000)},
-}
-_SIZES = {"country": 6, "city": 30, "university": 20, "genre": 8, "award": 10, "person": 150, "work": 180}
-_STARTS = (
-    "Al Be Bor Cal Da Del El Fa Fen Gal Hal Ir Jo Kal Lo Mar Mel Na Nor Or Pel Ra Ros Sa Sol Ta Tor Ul Va Ves Wen Yl Za"
-)
-_MIDDLES = "a e i o u ara eri ila ona ume ani esi ori"
-_ENDS = "ba dan den dor fel gar ken lan len lin mar mir na nar rim ro ros sen ta than tis ton va ven vik zar"
-_ENDINGS = {"country": "ia", "city": "", "university": " University", "genre": "ism", "award": " Prize"}
-_KINDS = ("Song", "Garden", "River", "House", "Letter", "Winter", "Mirror", "Road", "Book", "Tower", "Night", "Sea")
 
 
 @dataclass(frozen=True)
@@ -98,12 +71,9 @@ def society(split: str) -> Society:
 
 
 def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator[tuple[str, str, str]]:
-    for city in names["city"]:
-        yield city, "city.country", rng.choice(names["country"])
-    for university in names["university"]:
-        yield university, "university.city", rng.choice(names["city"])
-    for award in names["award"]:
-        yield award, "award.country", rng.choice(names["country"])
+    for relation in ("city.country", "university.city", "award.country"):
+        for name in names[RELATIONS[relation].subject]:
+            yield name, relation, rng.choice(names[RELATIONS[relation].object])
     for i, person in enumerate(names["person"]):
         yield person, "person.birthplace", rng.choice(names["city"])
         yield person, "person.university", rng.choice(names["university"])
@@ -117,15 +87,13 @@ def _pairs(names: Mapping[str, tuple[str, ...]], rng: random.Random) -> Iterator
 
 
 def _names(split: str, rng: random.Random) -> dict[str, tuple[str, ...]]:
-    taken: dict[str, None] = {}
     found: dict[str, tuple[str, ...]] = {}
-    for kind, size in _SIZES.items():
-        own: list[str] = []
-        while len(own) < size:
+    for kind, known in _KINDS.items():
+        own: dict[str, None] = {}
+        while len(own) < known["size"]:
             name = _name(kind, rng)
-            if name not in taken and split_of(name, seed="society") == split:
-                taken[name] = None
-                own.append(name)
+            if split_of(name, seed="society") == split and not any(name in others for others in found.values()):
+                own[name] = None
         found[kind] = tuple(own)
     return found
 
@@ -134,9 +102,9 @@ def _name(kind: str, rng: random.Random) -> str:
     if kind == "person":
         return f"{_word(rng)} {_word(rng)}"
     if kind == "work":
-        return f"The {rng.choice(_KINDS)} of {_word(rng)}"
-    return _word(rng) + _ENDINGS[kind]
+        return f"The {rng.choice(_WORDS['works'])} of {_word(rng)}"
+    return f"{_word(rng)}{_KINDS[kind]['ending']}"
 
 
 def _word(rng: random.Random) -> str:
-    return rng.choice(_STARTS.split()) + rng.choice(_MIDDLES.split()) + rng.choice(_ENDS.split())
+    return "".join(rng.choice(_WORDS[part]) for part in ("starts", "middles", "ends"))

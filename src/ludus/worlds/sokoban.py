@@ -3,8 +3,7 @@
 Boxes are pushed, never pulled, one at a time. Levels are made by playing backwards from the solved
 state, so each can be solved within `max_turns`. Maps use the usual signs (# wall, - floor, . goal,
 $ box, * box on a goal, @ player, + player on a goal). For each move, `hints` show the number of
-moves left after it, "stuck" if the level cannot be solved any more, or "wall" if nothing would
-move.
+moves left after it, "stuck" if the level cannot be solved any more, or "wall" if nothing moves.
 """
 
 from __future__ import annotations
@@ -121,8 +120,7 @@ def after(level: Level, state: State, move: str) -> State:
 def play_backwards(level: Level, *, pulls: int, max_moves: int, rng: random.Random) -> State | None:
     """A start from which `max_moves` solve the level, or None if nothing can be pulled.
 
-    No arrangement of the boxes comes twice, or most pulls would only undo others.
-    """
+    No arrangement of the boxes comes twice, or most pulls would only undo others."""
     state, moves_left, seen = None, max_moves, {level.goals}
     for _ in range(pulls):
         possible = [(new, cost) for new, cost in pulled(level, state) if new.boxes not in seen and cost <= moves_left]
@@ -139,8 +137,7 @@ def play_backwards(level: Level, *, pulls: int, max_moves: int, rng: random.Rand
 def pulled(level: Level, state: State | None) -> list[tuple[State, int]]:
     """Every pull of a box with its number of moves, including the walk to the box.
 
-    No state stands for the solved level, with the player wherever a pull begins.
-    """
+    No state stands for the solved level, with the player wherever a pull begins."""
     boxes = state.boxes if state else level.goals
     walks = _walks(level, state) if state else dict.fromkeys(level.floor - boxes, 0)
     found = []

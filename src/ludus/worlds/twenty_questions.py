@@ -16,19 +16,10 @@ from pydantic import Field
 from ludus.environments import Reply, tool
 from ludus.types import ToolCall
 from ludus.worlds.drawing import draw_tasks
+from ludus.worlds.files import word_lists
 
-ATTRIBUTES = {
-    "colour": ("red", "green", "blue"),
-    "size": ("small", "large"),
-    "shape": ("round", "flat", "long"),
-    "weight": ("light", "heavy"),
-}
-_LIST = """
-bag ball bed bell belt boat book boot bowl box brush cap card cart chain chair clock coat coin comb cup desk dish doll
-door drum fan flag fork gate hat horn jar kettle key kite knife ladder lamp lock map mask mirror mug nail net pan pen
-pipe plate pot ring rope ruler saw scarf shelf shoe sofa spoon stamp stool table tent tray vase wheel whistle
-"""
-NAMES = tuple(_LIST.split())
+ATTRIBUTES = word_lists("twenty_questions_attributes")
+NAMES = tuple(word_lists("twenty_questions")["names"])
 Things = dict[str, list[str]]
 
 

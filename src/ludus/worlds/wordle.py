@@ -1,5 +1,4 @@
-"""Wordle with a short list: the secret is one of the words that the prompt lists, and the same from
-the first guess to the last.
+"""Wordle with a short list: the secret is one of the listed words, fixed from the first guess on.
 
 A guess is answered letter by letter (G in place, Y elsewhere in the word, . not in it) and, with
 `hints`, with the words still possible. Splits are disjoint by secret. Guessing the word that
@@ -17,30 +16,11 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.worlds.drawing import draw_tasks
+from ludus.worlds.files import word_lists
 
-_LIST = """
-about actor alarm apple arrow baker basin beach berry birth black blade blank blaze blind block board brain brand brave
-bread break brick bride bring brown brush cabin cable candy cargo chain chair chalk charm chart chase cheap chess chest
-child claim class clean clear clerk climb clock cloth cloud coast coral count court cover craft crane crash cream creek
-crowd crown dance diary doubt dozen draft drain drama dream dress drink drive eagle early earth elbow empty enjoy equal
-event fable faint fairy faith feast fence fever field fight flame flash fleet float flood floor flour flute focus forge
-frame fresh front frost fruit ghost giant glass globe glove grain grand grape grass green group guard guest guide habit
-happy heart heavy honey horse hotel house human image jelly jewel judge juice knife large laugh layer lemon level light
-limit loose lucky lunch magic maple march match medal metal minor model money month mouse mouth music nerve night noise
-north novel nurse ocean olive onion order paint panel paper party pearl phone piano pilot plain plane plant plate point
-pound power price pride prize queen quick quiet radio raise ranch reply river roast robin rough round royal salad scale
-scene score shade shape share sharp sheep shelf shell shine shirt shore short sight skill sleep slice small smile smoke
-snake solid sound south space spice spoon sport stage stair stand steam steel stone storm story straw sugar sweet table
-taste teach thick thorn tiger toast tower trace track trade trail train truck trust uncle value video visit voice wagon
-waste watch water whale wheat wheel white world wrist young youth
-"""
-WORDS = tuple(_LIST.split())
-_DEV_LIST = """
-abbey acorn agent angel ankle apron bacon badge bench blend bloom boost brass broom cedar chief cider civil clown coach
-comet couch creed curve daisy depth donor dough eager ember fancy flint forty gauge glory grove haste ivory kayak ledge
-"""
-DEV_WORDS = tuple(_DEV_LIST.split())
-"""Secrets of dev alone: nearly every word of the list is a secret of train or test."""
+_LISTS = word_lists("wordle")
+WORDS, DEV_WORDS = tuple(_LISTS["words"]), tuple(_LISTS["dev"])
+"""The second are secrets of dev alone: nearly every one of the first is one of train or test."""
 
 
 class Wordle:

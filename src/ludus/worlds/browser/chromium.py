@@ -98,8 +98,7 @@ class Chromium:
         told = self._answers.pop(number)
         if "error" in told:
             raise LookupError(str(told["error"].get("message")))
-        result: dict[str, Any] = told["result"]
-        return result
+        return dict(told["result"])
 
     def end(self) -> None:
         if self.alive:

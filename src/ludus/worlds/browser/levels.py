@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 
 from ludus.types import ToolCall
 from ludus.worlds.browser.page import Element
@@ -21,17 +22,10 @@ def _click(element: Element) -> ToolCall:
     return ToolCall("click", {"element": element.number})
 
 
-def _button(asked: str, elements: list[Element], done: int) -> ToolCall:
-    return _click(_find(elements, "button", name=_quoted(asked)[0]))
-
-
-def _link(asked: str, elements: list[Element], done: int) -> ToolCall:
-    return _click(_find(elements, "text", "link", name=_quoted(asked)[0]))
-
-
-def _dialog(asked: str, elements: list[Element], done: int) -> ToolCall:
+def _named(asked: str, elements: list[Element], done: int, *, roles: tuple[str, ...], x: str = "x") -> ToolCall:
+    """Clicks what is quoted. `x` is the name of what is quoted as "x"."""
     wanted = _quoted(asked)[0]
-    return _click(_find(elements, "button", name="Close" if wanted == "x" else wanted))
+    return _click(_find(elements, *roles, name=x if wanted == "x" else wanted))
 
 
 def _form(asked: str, elements: list[Element], done: int) -> ToolCall:
@@ -64,9 +58,9 @@ def _quoted(asked: str) -> list[str]:
 
 
 LEVELS: dict[str, Solver] = {
-    "click-button": _button,
-    "click-link": _link,
-    "click-dialog-2": _dialog,
+    "click-button": partial(_named, roles=("button",)),
+    "click-link": partial(_named, roles=("text", "link")),
+    "click-dialog-2": partial(_named, roles=("button",), x="Close"),
     "enter-password": _form,
     "login-user": _form,
     "click-checkboxes": _checkboxes,

@@ -69,8 +69,7 @@ class Browser:
     def click(self, element: int) -> Reply:
         """Click on something.
 
-        element: its number
-        """
+        element: its number"""
         return self._act(element, page.click)
 
     @tool
@@ -78,8 +77,7 @@ class Browser:
         """Write into a field, in place of what stands there.
 
         element: the field's number
-        text: what to write
-        """
+        text: what to write"""
         return self._act(element, lambda chromium, found: page.type_text(chromium, found, _clean(text)))
 
     @tool
@@ -87,16 +85,14 @@ class Browser:
         """Select an option of a list.
 
         element: the list's number
-        option: the option's text
-        """
+        option: the option's text"""
         return self._act(element, lambda chromium, found: page.choose(chromium, found, _clean(option)))
 
     @tool
     def scroll(self, element: int, direction: Literal["up", "down"]) -> Reply:
         """Scroll what something is in, or the whole page.
 
-        element: its number, or 0 for the page
-        """
+        element: its number, or 0 for the page"""
         down = direction == "down"
         if element == 0:
             page.scroll(self.chromium, None, down=down)
@@ -113,9 +109,7 @@ class Browser:
 
     def close(self) -> None:
         if hasattr(self, "chromium"):
-            chromium = self.chromium
-            del self.chromium
-            _POOL.give_back(chromium)
+            _POOL.give_back(vars(self).pop("chromium"))
 
     def _act(self, number: int, do: Callable[[Chromium, page.Element], None]) -> Reply:
         if not 1 <= number <= len(self.elements):

@@ -53,8 +53,7 @@ def same_rows(found: Iterable[Sequence[Any]] | None, wanted: Iterable[Sequence[A
 def table_hash(rows: Iterable[Sequence[Any]]) -> str:
     """DBBench's hash: five digits of each row's MD5, sorted, joined, and hashed again.
 
-    NULLs are skipped, as MySQL's concat_ws does.
-    """
+    NULLs are skipped, as MySQL's concat_ws does."""
     digests = sorted(_md5(",".join(str(cell) for cell in row if cell is not None))[:5] for row in rows)
     return _md5(",".join(digests))
 

@@ -8,7 +8,8 @@ outside the session's own database can be opened.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,7 @@ MAX_QUERY_CHARS = 20_000
 MAX_OUTPUT_CHARS = 800
 _STEPS = 10_000
 _MAX_STEPS = 50
-"""Half a million steps in all, some hundredths of a second: far more than a sensible query
-takes."""
+"""Half a million steps in all, some hundredths of a second: more than a sensible query takes."""
 _MAX_CELL_BYTES = 10_000
 _MAX_PAGES = 2_500
 _PRAGMAS = {"table_info", "table_list", "table_xinfo", "index_list", "index_info", "foreign_key_list"}
@@ -36,13 +36,10 @@ class Table:
     columns: tuple[tuple[str, str], ...]
     rows: tuple[tuple[Any, ...], ...]
 
-    @staticmethod
-    def read(plain: Mapping[str, Any]) -> Table:
-        columns = tuple((name, kind) for name, kind in plain["columns"])
-        return Table(plain["name"], columns, tuple(tuple(row) for row in plain["rows"]))
-
-    def create(self, quote: str = '"') -> str:
-        columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in self.columns)
+    def create(self, quote: str = '"', *, text: str = "") -> str:
+        """text: appended to the type of a column of text."""
+        kinds = ((name, kind if kind == "INTEGER" else f"{kind}{text}") for name, kind in self.columns)
+        columns = ", ".join(f"{quoted(name, quote)} {kind}" for name, kind in kinds)
         return f"CREATE TABLE {quoted(self.name, quote)} ({columns})"
 
     def plain(self) -> dict[str, Any]:
@@ -58,7 +55,7 @@ class SqliteStore:
         # calls come from different threads, but one at a time
         self._connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         for table in tables:
-            self._connection.execute(_caseless(table).create())
+            self._connection.execute(table.create(text=" COLLATE NOCASE"))  # as MySQL and MariaDB compare
             marks = ", ".join("?" * len(table.columns))
             self._connection.executemany(f"INSERT INTO {quoted(table.name)} VALUES ({marks})", table.rows)
         self._connection.execute(f"PRAGMA max_page_count = {_MAX_PAGES}")
@@ -72,13 +69,10 @@ class SqliteStore:
         """The text that the model is shown; raises QueryRefused."""
         self._spent = 0
         try:
-            cursor = self._connection.execute(query)
-            try:
+            with closing(self._connection.execute(query)) as cursor:
                 if cursor.description is None:
                     return written(cursor.rowcount)
                 return shown([column[0] for column in cursor.description], cursor)
-            finally:
-                cursor.close()
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
             raise QueryRefused(TOO_LONG if self._spent > _MAX_STEPS else one_line(str(error))) from None
 
@@ -89,9 +83,8 @@ class SqliteStore:
 
     def rows(self, table: str) -> list[tuple[Any, ...]] | None:
         """All rows of a table; None if it does not exist any more."""
-        self._spent = 0
         try:
-            return self._connection.execute(f"SELECT * FROM {quoted(table)}").fetchall()
+            return self.query(f"SELECT * FROM {quoted(table)}")
         except sqlite3.Error:
             return None
 
@@ -125,12 +118,6 @@ def one_line(text: str) -> str:
 
 def quoted(name: str, quote: str = '"') -> str:
     return f"{quote}{name.replace(quote, quote * 2)}{quote}"
-
-
-def _caseless(table: Table) -> Table:
-    """Compares texts case-insensitively, as MySQL and MariaDB do."""
-    columns = tuple((n, kind if kind == "INTEGER" else f"{kind} COLLATE NOCASE") for n, kind in table.columns)
-    return Table(table.name, columns, table.rows)
 
 
 def _authorise(action: int, first: str | None, second: str | None, *_: Any) -> int:

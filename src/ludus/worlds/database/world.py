@@ -12,6 +12,7 @@ import random
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from ludus.environments import Reply, tool
@@ -43,17 +44,15 @@ class Database:
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.looked = task, False
-        self.tables = tuple(Table.read(table) for table in task["tables"])
+        self.tables = msgspec.convert(task["tables"], tuple[Table, ...])
         self.store = open_server(self.url, self.tables) if self.url else SqliteStore(self.tables)
-        question: str = task["question"]
-        return question
+        return str(task["question"])
 
     @tool
     def execute_sql(self, query: str) -> Reply:
         """Run one SQL statement.
 
-        query: the statement
-        """
+        query: the statement"""
         if len(query) > MAX_QUERY_CHARS:
             return Reply(f"error: the query has {len(query)} characters; at most {MAX_QUERY_CHARS}", invalid=True)
         try:
@@ -65,8 +64,7 @@ class Database:
     def commit_final_answer(self, answers: list[str]) -> Reply:
         """Finish with the answer. A list of values, in any order; a number as a string.
 
-        answers: the values
-        """
+        answers: the values"""
         right = len(answers) <= _MAX_ANSWERS and self._right(answers)
         return Reply("committed", reward=float(right), done=True)
 

@@ -8,8 +8,7 @@ actions, each with a template (the command) and a feedback (the reply), and rule
                            {"rhs": "You are not carrying anything."}]
 
 In a sentence `#rule#` stands for a rule's sentence, `{value}` for a value, `{value | query}` for
-one value per match of a query, and `[{value | query}]` for a list of them. telling.py fills them
-in.
+one value per match of a query, and `[{value | query}]` for a list of them (see telling.py).
 """
 
 from __future__ import annotations

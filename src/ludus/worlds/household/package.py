@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,18 +34,15 @@ def constants() -> ModuleType:
 
 def goal(kind: str) -> dict[str, Any]:
     """`pddl`, a formula, and `templates`, sentences, of a kind of task."""
-    found: dict[str, Any] = _module("gen/goal_library.py").gdict[kind]
-    return found
+    return dict(_module("gen/goal_library.py").gdict[kind])
 
 
 @cache
-def domain() -> str:
-    return (folder() / "data" / "alfred.pddl").read_text()
+def _text(name: str) -> str:
+    return (folder() / "data" / name).read_text()
 
 
-@cache
-def grammar() -> str:
-    return (folder() / "data" / "alfred.twl2").read_text()
+domain, grammar = partial(_text, "alfred.pddl"), partial(_text, "alfred.twl2")
 
 
 @cache

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import sys
 import threading
 import zlib
@@ -18,11 +17,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from ludus.errors import EnvironmentFailed
 from ludus.sandboxes.owner import state_folder
+from ludus.worlds.files import write_whole
 
 _TRANSLATING = threading.Lock()
 """The translator has global options, and replaces sys.argv and sys.stdout while it runs."""
@@ -95,13 +94,6 @@ def _kept(kind: str, *game: str, make: Callable[[], dict[str, Any]]) -> dict[str
         found: dict[str, Any] = json.loads(zlib.decompress(file.read_bytes()))
     except (OSError, ValueError, zlib.error):  # not yet there, or damaged
         found = make()
-        _write(file, zlib.compress(json.dumps(found).encode()))
+        with contextlib.suppress(OSError):  # disk full: the next process translates it again
+            write_whole(file, zlib.compress(json.dumps(found).encode()))
     return found
-
-
-def _write(file: Path, data: bytes) -> None:
-    half = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
-    with contextlib.suppress(OSError):  # disk full: the next process translates it again
-        file.parent.mkdir(exist_ok=True)
-        half.write_bytes(data)
-        half.replace(file)

@@ -54,8 +54,7 @@ class Household:
     def take_action(self, action: str) -> Reply:
         """Carry out one command.
 
-        action: one of the commands that are possible now, word for word
-        """
+        action: one of the commands that are possible now, word for word"""
         command = action.strip()
         if command not in self.game.commands:
             refused = f"Nothing happens: {command[:MAX_COMMAND_CHARS]!r} is not possible now."

@@ -93,12 +93,7 @@ class KnowledgeGraph:
     @tool
     def count(self, variable: str) -> Reply:
         """How many things there are; makes a variable."""
-        try:
-            self.variables.append((str(len(self._nodes(variable))),))
-        except Unknown as error:
-            return Reply(str(error), invalid=True)
-        self.numbers.add(len(self.variables) - 1)
-        return Reply(f"#{len(self.variables) - 1}: a number")
+        return self._made(lambda nodes: (str(len(nodes)),), variable, nothing="", number=True)
 
     def say(self, text: str) -> Reply:
         match = _ANSWER.search(text[-1_000:])
@@ -156,12 +151,12 @@ class KnowledgeGraph:
         return Reply(text if len(text) <= _LIST_CHARS else text[:_LIST_CHARS] + " [TRUNCATED]")
 
     def _ranked(self, variable: str, attribute: str, *, sign: int) -> Reply:
-        def rank(nodes: Nodes) -> Nodes:
-            return largest(self.graph.values(nodes, attribute), sign=sign)
+        nothing = f"nothing has {attribute[:60]!r}"
+        return self._made(
+            lambda nodes: largest(self.graph.values(nodes, attribute), sign=sign), variable, nothing=nothing
+        )
 
-        return self._made(rank, variable, nothing=f"nothing has {attribute[:60]!r}")
-
-    def _made(self, make: Callable[..., Nodes], *variables: str, nothing: str) -> Reply:
+    def _made(self, make: Callable[..., Nodes], *variables: str, nothing: str, number: bool = False) -> Reply:
         try:
             nodes = make(*map(self._nodes, variables))
         except Unknown as error:
@@ -171,5 +166,9 @@ class KnowledgeGraph:
         if not nodes:
             return Reply(nothing, invalid=True)
         self.variables.append(nodes)
+        made = len(self.variables) - 1
+        if number:
+            self.numbers.add(made)
+            return Reply(f"#{made}: a number")
         kind = self.graph.kind(nodes)
-        return Reply(f"#{len(self.variables) - 1}" + (f": instances of {kind}" if kind else ""))
+        return Reply(f"#{made}" + (f": instances of {kind}" if kind else ""))

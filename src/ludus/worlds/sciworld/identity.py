@@ -12,12 +12,12 @@ It is written into a copy of the package's class file, which Java finds before t
 from __future__ import annotations
 
 import hashlib
-import os
 import struct
 import zipfile
 from pathlib import Path
 
 from ludus.errors import EnvironmentFailed, border
+from ludus.worlds.files import write_whole
 
 THING = "scienceworld/struct/EnvObject.class"
 _SIZES = {3: 4, 4: 4, 5: 8, 6: 8, 7: 2, 8: 2, 9: 4, 10: 4, 11: 4, 12: 4, 15: 3, 16: 2, 17: 4, 18: 4, 19: 2, 20: 2}
@@ -34,10 +34,7 @@ def patched_classes(jar: Path, *, cache: Path) -> Path:
     folder = cache / f"scienceworld-{hashlib.sha256(changed).hexdigest()[:16]}"
     file = folder / THING
     if not file.is_file() or file.read_bytes() != changed:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        half = file.with_name(f"{file.name}.{os.getpid()}")
-        half.write_bytes(changed)
-        half.replace(file)
+        write_whole(file, changed)
     return folder
 
 

@@ -23,8 +23,7 @@ _JAVA = ["-Xmx256m", "-Xss2m", "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOpt
 
 
 class Simulator:
-    """A Java process, used by one session at a time. If it dies, the session fails with its
-    name."""
+    """A Java process, used by one session at a time. If it dies, the session fails."""
 
     def __init__(self) -> None:
         if shutil.which("java") is None:

@@ -16,30 +16,12 @@ from pydantic import Field
 
 from ludus.environments import Reply
 from ludus.errors import nearest
+from ludus.worlds.files import own_data
 from ludus.worlds.sciworld.simulator import POOL
 
-VARIATIONS = {
-    "boil": 30, "melt": 30, "freeze": 30, "change-the-state-of-matter-of": 30,
-    "use-thermometer": 540, "measure-melting-point-known-substance": 436, "measure-melting-point-unknown-substance": 300,
-    "power-component": 20, "power-component-renewable-vs-nonrenewable-energy": 20,
-    "test-conductivity": 900, "test-conductivity-of-unknown-substances": 600,
-    "find-living-thing": 300, "find-non-living-thing": 300, "find-plant": 300, "find-animal": 300,
-    "grow-plant": 126, "grow-fruit": 126,
-    "chemistry-mix": 32, "chemistry-mix-paint-secondary-color": 36, "chemistry-mix-paint-tertiary-color": 36,
-    "lifespan-longest-lived": 125, "lifespan-shortest-lived": 125, "lifespan-longest-lived-then-shortest-lived": 125,
-    "identify-life-stages-1": 14, "identify-life-stages-2": 10,
-    "inclined-plane-determine-angle": 168, "inclined-plane-friction-named-surfaces": 1386,
-    "inclined-plane-friction-unnamed-surfaces": 162,
-    "mendelian-genetics-known-plant": 120, "mendelian-genetics-unknown-plant": 480,
-}  # fmt: skip
-"""The library's number of variations by experiment, so that tasks can be listed without Java."""
-SHORT = (
-    "use-thermometer", "power-component", "power-component-renewable-vs-nonrenewable-energy", "find-living-thing",
-    "find-non-living-thing", "find-plant", "find-animal", "chemistry-mix", "chemistry-mix-paint-secondary-color",
-    "chemistry-mix-paint-tertiary-color", "lifespan-longest-lived", "lifespan-shortest-lived",
-    "lifespan-longest-lived-then-shortest-lived",
-)  # fmt: skip
-"""Experiments whose gold path takes 35 commands at most, and which start within a second."""
+_DATA = own_data("sciworld/experiments.toml")
+VARIATIONS: dict[str, int] = _DATA["variations"]
+SHORT: tuple[str, ...] = tuple(_DATA["short"])
 MAX_COMMAND_CHARS = 200
 _NOT_ASCII = re.compile(r"[^\x20-\x7e]+")
 """Commands are ASCII, and half a surrogate pair breaks the connection to Java."""
@@ -74,7 +56,6 @@ class SciWorld:
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.task, self.earned = task, 0.0
         self.said: list[str] = []
-        self.plan: list[str] | None = None
         self.simulator = POOL.take()
         self.simulator.load(task["experiment"], task["variation"])
         commands = ", ".join(sorted(self.simulator.call("getPossibleActions")))
@@ -98,13 +79,12 @@ class SciWorld:
     def solve(self) -> str:
         """The next command of the library's gold path, which does not correct mistakes."""
         known = self.task["experiment"], self.task["variation"]
-        if self.plan is None:
-            self.plan = _PATHS[known] if known in _PATHS else self._gold_path()
-            _PATHS[known] = self.plan
-        followed = 0
+        if known not in _PATHS:
+            _PATHS[known] = self._gold_path()
+        plan, followed = _PATHS[known], 0
         for command in self.said:
-            followed += followed < len(self.plan) and command == self.plan[followed]
-        return self.plan[min(followed, len(self.plan) - 1)]
+            followed += followed < len(plan) and command == plan[followed]
+        return plan[min(followed, len(plan) - 1)]
 
     def random_action(self, rng: random.Random) -> str:
         template = rng.choice(sorted(self.simulator.call("getPossibleActions")))
@@ -113,9 +93,7 @@ class SciWorld:
 
     def close(self) -> None:
         if hasattr(self, "simulator"):
-            simulator = self.simulator
-            del self.simulator
-            POOL.give_back(simulator)
+            POOL.give_back(vars(self).pop("simulator"))
 
     def _gold_path(self) -> list[str]:
         """Computing it resets the experiment, so the session's commands are then replayed."""

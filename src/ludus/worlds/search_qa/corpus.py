@@ -10,26 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ludus.worlds.files import read_jsonl
+from ludus.worlds.files import own_data, read_jsonl
 from ludus.worlds.retrieval import Index
 from ludus.worlds.society import SPLITS, Society, society
 
-_SENTENCES = {
-    "person": "{name} was born in {birthplace} in {birth_year}, studied at {university}{teacher}, and is {height_cm} cm tall.",
-    "work": "{name} is a work of {year} by {creator}. Its genre is {genre}{award}. {copies} copies were made.",
-    "city": "{name} is a city in {country}. It was founded in {founded} and has {population} inhabitants.",
-    "university": "{name} is in {city}. It was founded in {founded} and has {students} students.",
-    "award": "The {name} is given by {country} for works of art.",
-    "country": "{name} is a country with an area of {area} square kilometres.",
-    "genre": "{name} is a genre of works of art.",
-}
-_OPTIONAL = {"teacher": " with {} as teacher", "award": ", and it won the {}"}
+_TEXTS = own_data("search_qa/texts.toml")
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     title: str
     text: str
 
@@ -49,7 +39,7 @@ def corpus_of(path: str) -> Corpus:
     expected = "a JSON object with title and text"
     found = read_jsonl(Path(path).expanduser(), _document, option="corpus", expected=expected) if path else _generated()
     documents = tuple(found)
-    return Corpus(documents, Index((document.title, document.text) for document in documents))
+    return Corpus(documents, Index(documents))
 
 
 def _document(_: int, row: dict[str, Any]) -> Document:
@@ -60,12 +50,12 @@ def _generated() -> Iterator[Document]:
     for split in SPLITS:
         people = society(split)
         for name, kind in people.types.items():
-            yield Document(name, _SENTENCES[kind].format_map(_facts(people, name)))
+            yield Document(name, _TEXTS["sentences"][kind].format_map(_facts(people, name)))
 
 
 def _facts(people: Society, name: str) -> dict[str, str]:
     facts = {"name": name} | {attribute.split(".")[1]: str(value) for attribute, value in people.numbers[name].items()}
     for relation in people.relations(name):
         fact = relation.split(".")[1]
-        facts[fact] = _OPTIONAL.get(fact, "{}").format(people.edges[name, relation][0])
-    return dict.fromkeys(_OPTIONAL, "") | facts
+        facts[fact] = _TEXTS["optional"].get(fact, "{}").format(people.edges[name, relation][0])
+    return dict.fromkeys(_TEXTS["optional"], "") | facts

@@ -10,20 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ludus.worlds.drawing import split_of
-from ludus.worlds.files import read_jsonl
+from ludus.worlds.files import own_data, read_jsonl
 from ludus.worlds.society import RELATIONS, Society, society
 
 _MAX_HOPS = 4
-_ASKED = {
-    "person.birth_year": "In which year was {} born?",
-    "person.height_cm": "How tall is {}, in cm?",
-    "city.founded": "In which year was {} founded?",
-    "city.population": "How many inhabitants has {}?",
-    "work.year": "From which year is {}?",
-    "university.founded": "In which year was {} founded?",
-    "university.students": "How many students has {}?",
-    "country.area": "How many square kilometres has {}?",
-}
+_ASKED = own_data("search_qa/texts.toml")["asked"]
 
 
 def draw(rng: random.Random, *, split: str) -> dict[str, Any]:

@@ -56,15 +56,13 @@ class SearchQa:
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
         self.library = corpus_of(self.corpus)
         self.right, self.hops, self.searches = task["answers"], task["hops"], 0
-        question: str = task["question"]
-        return question
+        return str(task["question"])
 
     @tool
     def search(self, query: str) -> Reply:
         """Find documents by words.
 
-        query: words of what you look for
-        """
+        query: words of what you look for"""
         self.searches += 1
         found = self.library.search(query, count=self.results)
         if not found:
@@ -75,8 +73,7 @@ class SearchQa:
     def answer(self, answer: str) -> Reply:
         """Finish with the answer.
 
-        answer: a name or a number
-        """
+        answer: a name or a number"""
         said = answer if len(answer) <= _MAX_ANSWER_CHARS else ""
         exact = any(normal(said) == normal(right) for right in self.right) and bool(normal(said))
         metrics = {"f1": max(f1(said, right) for right in self.right), "searches": float(self.searches)}

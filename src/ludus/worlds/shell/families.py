@@ -1,350 +1,246 @@
 """The families of generated problems: files, text, permissions, archives, processes, accounts.
 
-Promise: the expected answer is computed here, in Python, and not by the gold script, so each checks
-the other. Scripts use /proc and what every Debian has (coreutils, find, grep, sed, awk, tar, gzip).
+A function here draws what its texts in families.toml name. Promise: the expected answer is computed
+here, in Python, and not by the gold script, so each checks the other. Scripts use /proc and what
+every Debian has (coreutils, find, grep, sed, awk, tar, gzip); archives are the same byte for byte.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
+from ludus.worlds.files import own_data
 from ludus.worlds.shell.problems import Problem, names, only, same, words, write
 
 Draw = Callable[[random.Random], Problem]
+Names = dict[str, Any]
 _EXTENSIONS = ("txt", "log", "csv", "md", "cfg")
-_PACK = "tar --sort=name --mtime=@0"
-"""Gives the same archive, byte for byte, at any time."""
+_DATA = own_data("shell/families.toml")
 
 
-_MODES = {
-    "700": "its owner may read, write and run it, and nobody else may do anything with it",
-    "750": "its owner may read, write and run it, its group may read and run it, and others may do nothing",
-    "644": "its owner may read and write it, and everybody else may only read it",
-    "440": "its owner and its group may only read it, and others may do nothing",
-}
+def count_by_extension(rng: random.Random) -> Names:
+    return _extensions(rng, count=rng.randint(9, 16))
 
 
-def count_by_extension(rng: random.Random) -> Problem:
-    folder, paths = _tree(rng, count=rng.randint(9, 16))
-    extension = paths[0].rpartition(".")[2]
-    return Problem(
-        "files",
-        f"How many files below /work/{folder}, in all its folders, have a name that ends in .{extension}? Answer with the number.",
-        init=write({f"{folder}/{path}": path for path in paths}),
-        answer=str(sum(path.endswith(f".{extension}") for path in paths)),
-        gold=f"find {folder} -type f -name '*.{extension}' | wc -l",
-    )
-
-
-def largest_file(rng: random.Random) -> Problem:
+def largest_file(rng: random.Random) -> Names:
     folder, *stems = words(rng, 7)
-    sizes = rng.sample(range(20, 900), len(stems))
-    largest = max(zip(sizes, stems, strict=True))[1]
-    return Problem(
-        "files",
-        f"Which file in /work/{folder} is the largest? Answer with its name, without the folder.",
-        init=write({f"{folder}/{stem}.dat": "x" * size for stem, size in zip(stems, sizes, strict=True)}),
-        answer=f"{largest}.dat",
-        gold=f"ls -S {folder} | head -n 1",
-    )
+    sizes = dict(zip(stems, rng.sample(range(20, 900), len(stems)), strict=True))
+    files = {f"{folder}/{stem}.dat": "x" * size for stem, size in sizes.items()}
+    return {"folder": folder, "files": write(files), "largest": _largest(sizes)}
 
 
-def file_that_holds(rng: random.Random) -> Problem:
+def file_that_holds(rng: random.Random) -> Names:
     folder, paths = _tree(rng, count=10)
     wanted, *others = words(rng, 30)
     target = rng.choice(paths)
-    files = {f"{folder}/{path}": "\n".join(rng.sample(others, 6)) for path in paths}
-    files[f"{folder}/{target}"] += f"\n{wanted}"
-    return Problem(
-        "files",
-        f"One file below /work/{folder} holds the word {wanted}. Answer with its full path.",
-        init=write(files),
-        answer=f"/work/{folder}/{target}",
-        gold=f"grep -rlw {wanted} /work/{folder}",
-    )
+    files = {path: "\n".join(rng.sample(others, 6)) for path in paths}
+    files[target] += f"\n{wanted}"
+    return {"folder": folder, "wanted": wanted, "files": write(files), "target": target}
 
 
-def rename_all(rng: random.Random) -> Problem:
+def rename_all(rng: random.Random) -> Names:
     folder, *stems = words(rng, 8)
     old, new, kept = rng.sample(_EXTENSIONS, 3)
-    before = {f"{stem}.{old if i < 5 else kept}": stem for i, stem in enumerate(stems)}
-    after = {f"{stem}.{new if i < 5 else kept}": stem for i, stem in enumerate(stems)}
-    return Problem(
-        "files",
-        f"Rename every file in /work/{folder} whose name ends in .{old}, so that it ends in .{new} instead. Leave the others as they are.",
-        init=write({f"{folder}/{name}": text for name, text in before.items()}),
-        check=f"{only(folder, list(after))}\n{same({f'{folder}/{name}': text for name, text in after.items()})}",
-        gold=f'cd {folder} && for f in *.{old}; do mv "$f" "${{f%.{old}}}.{new}"; done',
-    )
+    before = {f"{folder}/{stem}.{old if i < 5 else kept}": stem for i, stem in enumerate(stems)}
+    after = {f"{folder}/{stem}.{new if i < 5 else kept}": stem for i, stem in enumerate(stems)}
+    return {"folder": folder, "old": old, "new": new, "files": write(before), "kept": _exactly(folder, after)}
 
 
-def remove_empty(rng: random.Random) -> Problem:
+def remove_empty(rng: random.Random) -> Names:
     folder, paths = _tree(rng, count=11)
     empty = set(rng.sample(paths, 4))
-    kept = {path: path for path in paths if path not in empty}
-    return Problem(
-        "files",
-        f"Delete every empty file below /work/{folder}, in all its folders. Leave every other file as it is.",
-        init=write({f"{folder}/{path}": "" if path in empty else path for path in paths}),
-        check=f"{only(folder, list(kept))}\n{same({f'{folder}/{path}': text for path, text in kept.items()})}",
-        gold=f"find {folder} -type f -empty -delete",
-    )
+    files = {path: "" if path in empty else _inner(path) for path in paths}
+    kept = {path: text for path, text in files.items() if text}
+    return {"folder": folder, "files": write(files), "kept": _exactly(folder, kept)}
 
 
-def count_in_log(rng: random.Random) -> Problem:
+def count_in_log(rng: random.Random) -> Names:
     log, *_ = words(rng, 1)
     users, levels = names(rng, 4), ("INFO", "WARN", "ERROR")
     rows = [(rng.choice(users), rng.choice(levels), rng.choice(words(rng, 5))) for _ in range(rng.randint(60, 120))]
     user, level, _ = rng.choice(rows)
-    text = "\n".join(f"{9 + i // 60:02}:{i % 60:02} {who} {how} {what}" for i, (who, how, what) in enumerate(rows))
-    return Problem(
-        "text",
-        f"Each line of /work/{log}.log holds a time, a user, a level and a word. How many lines of level {level} has the user {user}? "
-        "Answer with the number.",
-        init=write({f"{log}.log": text}),
-        answer=str(sum(row[:2] == (user, level) for row in rows)),
-        gold=f"""awk '$2 == "{user}" && $3 == "{level}"' {log}.log | wc -l""",
-    )
+    text = "\n".join(f"{9 + i // 60:02}:{i % 60:02} {' '.join(row)}" for i, row in enumerate(rows))
+    count = sum(row[:2] == (user, level) for row in rows)
+    return {"log": log, "level": level, "user": user, "files": write({f"{log}.log": text}), "count": count}
 
 
-def sum_of_column(rng: random.Random) -> Problem:
+def sum_of_column(rng: random.Random) -> Names:
     table, *_ = words(rng, 1)
     cities = words(rng, 4)
-    rows = [(rng.choice(cities), (rng.randint(1, 99), rng.randint(1, 99))) for _ in range(rng.randint(30, 60))]
+    rows = [(rng.choice(cities), rng.randint(1, 99), rng.randint(1, 99)) for _ in range(rng.randint(30, 60))]
     city, which = rng.choice(rows)[0], rng.choice((1, 2))
-    text = "\n".join(["place,bought,sold", *(f"{place},{bought},{sold}" for place, (bought, sold) in rows)])
-    return Problem(
-        "text",
-        f"Add up the column {('bought', 'sold')[which - 1]} of /work/{table}.csv over all rows whose place is {city}. Answer with the sum.",
-        init=write({f"{table}.csv": text}),
-        answer=str(sum(row[1][which - 1] for row in rows if row[0] == city)),
-        gold=f"""awk -F, '$1 == "{city}" {{ sum += ${which + 1} }} END {{ print sum }}' {table}.csv""",
-    )
+    header = ("place", "bought", "sold")
+    files = {f"{table}.csv": "\n".join(",".join(map(str, row)) for row in (header, *rows))}
+    total = sum(int(row[which]) for row in rows if row[0] == city)
+    column = {"column": header[which], "number": which + 1}
+    return column | {"table": table, "city": city, "files": write(files), "sum": total}
 
 
-def most_frequent(rng: random.Random) -> Problem:
+def most_frequent(rng: random.Random) -> Names:
     source, *vocabulary = words(rng, 9)
     drawn = rng.choices(vocabulary, k=80)
     drawn += [Counter(drawn).most_common(1)[0][0]] * 3  # no ties
     rng.shuffle(drawn)
-    return Problem(
-        "text",
-        f"Which word stands most often in /work/{source}.txt, one word a line? Answer with the word.",
-        init=write({f"{source}.txt": "\n".join(drawn)}),
-        answer=Counter(drawn).most_common(1)[0][0],
-        gold=f"sort {source}.txt | uniq -c | sort -rn | head -n 1 | awk '{{ print $2 }}'",
-    )
+    files = {f"{source}.txt": "\n".join(drawn)}
+    return {"source": source, "files": write(files), "commonest": Counter(drawn).most_common(1)[0][0]}
 
 
-def sorted_without_repeats(rng: random.Random) -> Problem:
+def sorted_without_repeats(rng: random.Random) -> Names:
     source, target, *vocabulary = words(rng, 20)
     drawn = rng.choices(vocabulary, k=40)
-    return Problem(
-        "text",
-        f"Write the distinct lines of /work/{source}.txt to /work/{target}.txt, in alphabetical order. Do not change /work/{source}.txt.",
-        init=write({f"{source}.txt": "\n".join(drawn)}),
-        check=same({f"{source}.txt": "\n".join(drawn), f"{target}.txt": "\n".join(sorted(set(drawn)))}),
-        gold=f"sort -u {source}.txt > {target}.txt",
-    )
+    files = {f"{source}.txt": "\n".join(drawn)}
+    wanted = files | {f"{target}.txt": "\n".join(sorted(set(drawn)))}
+    return {"source": source, "target": target, "files": write(files), "wanted": same(wanted)}
 
 
-def change_setting(rng: random.Random) -> Problem:
+def change_setting(rng: random.Random) -> Names:
     source, *keys = words(rng, 9)
-    settings = {key: str(rng.randint(1, 999)) for key in keys}
+    before = {key: str(rng.randint(1, 999)) for key in keys}
     key, value = rng.choice(keys), str(rng.randint(1000, 9999))
-    return Problem(
-        "text",
-        f"In /work/{source}.conf, lines read key = value. Set {key} to {value}, and change nothing else.",
-        init=write({f"{source}.conf": _settings(settings)}),
-        check=same({f"{source}.conf": _settings(settings | {key: value})}),
-        gold=f"sed -i 's/^{key} = .*/{key} = {value}/' {source}.conf",
+    files, wanted = (
+        {f"{source}.conf": "\n".join(f"{name} = {own}" for name, own in settings.items())}
+        for settings in (before, before | {key: value})
     )
+    return {"source": source, "key": key, "value": value, "files": write(files), "wanted": same(wanted)}
 
 
-def set_mode(rng: random.Random) -> Problem:
+def set_mode(rng: random.Random) -> Names:
     script, *_ = words(rng, 1)
-    mode, meaning = rng.choice(list(_MODES.items()))
-    return Problem(
-        "permissions",
-        f"Set the permissions of /work/{script}.sh so that {meaning}.",
-        init=f"{write({f'{script}.sh': 'echo ' + script})}\nchmod 666 {script}.sh",
-        check=f'[ "$(stat -c %a {script}.sh)" = {mode} ]',
-        gold=f"chmod {mode} {script}.sh",
-    )
+    mode, meaning = rng.choice(list(_DATA["modes"].items()))
+    return {"script": script, "mode": mode, "meaning": meaning, "files": write({f"{script}.sh": f"echo {script}"})}
 
 
-def run_a_locked_script(rng: random.Random) -> Problem:
+def run_a_locked_script(rng: random.Random) -> Names:
     script, said = words(rng, 2)
     key, factor, plus = rng.randint(100, 999), rng.randint(3, 9), rng.randint(1, 99)
     text = f"#!/bin/sh\necho {said}-$(( {key} * {factor} + {plus} ))"
-    return Problem(
-        "permissions",
-        f"/work/{script} is a program that may not be run as it is. Make it run, and answer with what it prints.",
-        init=f"{write({script: text})}\nchmod 000 {script}",
-        answer=f"{said}-{key * factor + plus}",
-        gold=f"chmod u+rx {script} && ./{script}",
-    )
+    return {"script": script, "said": said, "files": write({script: text}), "number": key * factor + plus}
 
 
-def open_to_all(rng: random.Random) -> Problem:
+def open_to_all(rng: random.Random) -> Names:
     folder, *stems = words(rng, 8)
     modes = dict.fromkeys(stems, "644") | {rng.choice(stems): rng.choice(("646", "666", "606"))}
     target = next(stem for stem, mode in modes.items() if mode != "644")
-    init = write({f"{folder}/{stem}": stem for stem in stems})
-    return Problem(
-        "permissions",
-        f"One file in /work/{folder} can be written by everybody. Answer with its name, without the folder.",
-        init="\n".join([init, *(f"chmod {mode} {folder}/{stem}" for stem, mode in modes.items())]),
-        answer=target,
-        gold=f"find {folder} -type f -perm -o+w | xargs basename",
-    )
+    files = write({f"{folder}/{stem}": stem for stem in stems})
+    scripts = "\n".join(f"chmod {mode} {folder}/{stem}" for stem, mode in modes.items())
+    return {"folder": folder, "target": target, "files": files, "modes": scripts}
 
 
-def pack(rng: random.Random) -> Problem:
+def pack(rng: random.Random) -> Names:
     folder, paths = _tree(rng, count=6)
-    files = {f"{folder}/{path}": path for path in paths}
-    return Problem(
-        "archives",
-        f"Pack the folder /work/{folder} with all that is in it into /work/{folder}.tar.gz, so that unpacking it gives a folder {folder}.",
-        init=write(files),
-        check=f"rm -rf /tmp/graded && mkdir /tmp/graded && tar -xzf {folder}.tar.gz -C /tmp/graded || exit 1\ncd /tmp/graded\n"
-        f"{only(folder, paths)}\n{same(files)}",
-        gold=f"tar -czf {folder}.tar.gz {folder}",
-    )
+    files = {path: _inner(path) for path in paths}
+    return {"folder": folder, "files": write(files), "kept": _exactly(folder, files)}
 
 
-def word_in_nested_archive(rng: random.Random) -> Problem:
+def word_in_nested_archive(rng: random.Random) -> Names:
     outer, inner, wanted, decoy = words(rng, 4)
-    code = rng.randint(10_000, 99_999)
-    init = (
-        f"mkdir {inner}\necho {wanted}-{code} > {inner}/note\necho {decoy} > {inner}/other\n"
-        f"{_PACK} -cf {inner}.tar {inner}\ngzip -n {inner}.tar\n{_PACK} -cf {outer}.tar {inner}.tar.gz\nrm -r {inner} {inner}.tar.gz"
-    )
-    return Problem(
-        "archives",
-        f"In the archive /work/{outer}.tar is another archive, and in that a file named note. Answer with what the note says.",
-        init=init,
-        answer=f"{wanted}-{code}",
-        gold=f"tar -xOf {outer}.tar {inner}.tar.gz | tar -xzO {inner}/note",
-    )
+    return {"outer": outer, "inner": inner, "wanted": wanted, "decoy": decoy, "code": rng.randint(10_000, 99_999)}
 
 
-def entries_of_archive(rng: random.Random) -> Problem:
-    folder, paths = _tree(rng, count=rng.randint(8, 20))
-    extension = paths[0].rpartition(".")[2]
-    return Problem(
-        "archives",
-        f"How many files in the archive /work/{folder}.tar.gz have a name that ends in .{extension}? Answer with the number.",
-        init=f"{write({f'{folder}/{path}': path for path in paths})}\n{_PACK} -c {folder} | gzip -n > {folder}.tar.gz\nrm -r {folder}",
-        answer=str(sum(path.endswith(f".{extension}") for path in paths)),
-        gold=f"tar -tzf {folder}.tar.gz | grep -c '\\.{extension}$'",
-    )
+def entries_of_archive(rng: random.Random) -> Names:
+    return _extensions(rng, count=rng.randint(8, 20))
 
 
-def count_processes(rng: random.Random) -> Problem:
+def count_processes(rng: random.Random) -> Names:
     wanted, *others = words(rng, 4)
     count = rng.randint(2, 6)
     running = [wanted] * count + [other for other in others for _ in range(rng.randint(1, 3))]
-    return Problem(
-        "processes",
-        f"How many processes whose command begins with {wanted} are running? Answer with the number.",
-        start="\n".join(_background(name) for name in running),
-        answer=str(count),
-        gold=f"grep -lsE '^{wanted}' /proc/[0-9]*/cmdline | wc -l",
-    )
+    return {"wanted": wanted, "count": count, "processes": "\n".join(map(_background, running))}
 
 
-def folder_of_process(rng: random.Random) -> Problem:
+def folder_of_process(rng: random.Random) -> Names:
     wanted, other, *folders = words(rng, 6)
     at = {wanted: folders[0], other: folders[1]}
-    return Problem(
-        "processes",
-        f"A process whose command begins with {wanted} is running. Answer with its working directory, as a full path.",
-        init=f"mkdir {' '.join(folders)}",
-        start="\n".join(f"(cd /work/{folder}; {_background(name)})" for name, folder in at.items()),
-        answer=f"/work/{at[wanted]}",
-        gold=f"readlink $(grep -lsE '^{wanted}' /proc/[0-9]*/cmdline | sed 's/cmdline/cwd/')",
-    )
+    processes = "\n".join(f"(cd /work/{folder}; {_background(name)})" for name, folder in at.items())
+    return {"wanted": wanted, "folder": at[wanted], "folders": " ".join(folders), "processes": processes}
 
 
-def variable_of_process(rng: random.Random) -> Problem:
+def variable_of_process(rng: random.Random) -> Names:
     wanted, other, value, decoy = words(rng, 4)
     number = rng.randint(100, 999)
-    return Problem(
-        "processes",
-        f"A process whose command begins with {wanted} was started with an environment variable TOKEN. Answer with its value.",
-        start=f"{_background(wanted, token=f'{value}-{number}')}\n{_background(other, token=f'{decoy}-{number}')}",
-        answer=f"{value}-{number}",
-        gold=f"tr '\\0' '\\n' < $(grep -lsE '^{wanted}' /proc/[0-9]*/cmdline | sed 's/cmdline/environ/') | grep ^TOKEN= | cut -d= -f2",
-    )
+    tokens = {wanted: f"{value}-{number}", other: f"{decoy}-{number}"}
+    processes = "\n".join(_background(name, token=token) for name, token in tokens.items())
+    return {"wanted": wanted, "value": tokens[wanted], "processes": processes}
 
 
-def users_of_shell(rng: random.Random) -> Problem:
+def users_of_shell(rng: random.Random) -> Names:
     users, shells = names(rng, 14), ("/bin/bash", "/bin/zsh", "/usr/sbin/nologin")
     accounts = {user: rng.choice(shells) for user in users}
     shell = accounts[users[0]]
-    return Problem(
-        "accounts",
-        f"/work/passwd lists accounts as in /etc/passwd. How many of them have the login shell {shell}? Answer with the number.",
-        init=write({"passwd": _accounts(accounts)}),
-        answer=str(sum(found == shell for found in accounts.values())),
-        gold=f"grep -c ':{shell}$' passwd",
-    )
+    return {"shell": shell, "files": write(_passwd(accounts)), "count": list(accounts.values()).count(shell)}
 
 
-def lock_account(rng: random.Random) -> Problem:
-    users = names(rng, 9)
+def lock_account(rng: random.Random) -> Names:
+    users, nologin = names(rng, 9), "/usr/sbin/nologin"
     accounts = {user: rng.choice(("/bin/bash", "/bin/zsh")) for user in users}
-    user, nologin = rng.choice(users), "/usr/sbin/nologin"
-    return Problem(
-        "accounts",
-        f"/work/passwd lists accounts as in /etc/passwd. Change the login shell of {user} to {nologin}, and nothing else.",
-        init=write({"passwd": _accounts(accounts)}),
-        check=same({"passwd": _accounts(accounts | {user: nologin})}),
-        gold=f"sed -i '/^{user}:/s|:[^:]*$|:{nologin}|' passwd",
-    )
+    user = rng.choice(users)
+    wanted = same(_passwd(accounts | {user: nologin}))
+    return {"user": user, "shell": nologin, "files": write(_passwd(accounts)), "wanted": wanted}
 
 
-def largest_home(rng: random.Random) -> Problem:
+def largest_home(rng: random.Random) -> Names:
     users = names(rng, 6)
     sizes = dict(zip(users, rng.sample(range(1, 12), len(users)), strict=True))
-    init = "\n".join(
-        f"mkdir -p home/{user}\nhead -c {size * 1000} /dev/zero > home/{user}/data" for user, size in sizes.items()
-    )
-    return Problem(
-        "accounts",
-        "Each user has a folder in /work/home. Whose folder holds the most bytes? Answer with the user's name.",
-        init=init,
-        answer=max(sizes, key=lambda user: sizes[user]),
-        gold="for u in home/*; do echo $(cat $u/* | wc -c) ${u#home/}; done | sort -rn | head -n 1 | cut -d' ' -f2",
-    )
+    fill = "mkdir -p home/{0}\nhead -c {1}000 /dev/zero > home/{0}/data"
+    return {"homes": "\n".join(fill.format(*pair) for pair in sizes.items()), "largest": _largest(sizes)}
 
 
-PROBLEMS: tuple[Draw, ...] = (
+def _problem(draw: Callable[[random.Random], Names]) -> Draw:
+    texts = _DATA["problems"][draw.__name__]
+
+    @wraps(draw)
+    def drawn(rng: random.Random) -> Problem:
+        named = draw(rng)
+        return Problem(**{field: text.format_map(named) for field, text in texts.items()})
+
+    return drawn
+
+
+_DRAWS = (
     count_by_extension, largest_file, file_that_holds, rename_all, remove_empty, count_in_log,
     sum_of_column, most_frequent, sorted_without_repeats, change_setting, set_mode, run_a_locked_script,
     open_to_all, pack, word_in_nested_archive, entries_of_archive, count_processes, folder_of_process,
     variable_of_process, users_of_shell, lock_account, largest_home,
 )  # fmt: skip
+PROBLEMS = tuple(map(_problem, _DRAWS))
 
 
 def _tree(rng: random.Random, *, count: int) -> tuple[str, list[str]]:
-    """A folder's name, and relative paths up to two folders below it."""
+    """A folder's name, and paths of files in it and up to two folders below it."""
     top, *inner = words(rng, 4)
     places = ("", f"{inner[0]}/", f"{inner[1]}/", f"{inner[1]}/{inner[2]}/")
     stems = words(rng, count)
-    return top, [f"{rng.choice(places)}{stem}.{rng.choice(_EXTENSIONS)}" for stem in stems]
+    return top, [f"{top}/{rng.choice(places)}{stem}.{rng.choice(_EXTENSIONS)}" for stem in stems]
 
 
-def _settings(values: dict[str, str]) -> str:
-    return "\n".join(f"{key} = {value}" for key, value in values.items())
+def _inner(path: str) -> str:
+    return path.partition("/")[2]
 
 
-def _accounts(shells: dict[str, str]) -> str:
+def _extensions(rng: random.Random, *, count: int) -> Names:
+    folder, paths = _tree(rng, count=count)
+    extension = paths[0].rpartition(".")[2]
+    number = sum(path.endswith(f".{extension}") for path in paths)
+    files = write({path: _inner(path) for path in paths})
+    return {"folder": folder, "extension": extension, "files": files, "count": number}
+
+
+def _exactly(folder: str, files: Mapping[str, str]) -> str:
+    return f"{only(folder, [_inner(path) for path in files])}\n{same(files)}"
+
+
+def _largest(sizes: Mapping[str, int]) -> str:
+    return max(sizes, key=lambda name: sizes[name])
+
+
+def _passwd(shells: Mapping[str, str]) -> dict[str, str]:
     rows = enumerate(shells.items(), start=1000)
-    return "\n".join(f"{user}:x:{number}:{number}::/home/{user}:{shell}" for number, (user, shell) in rows)
+    text = "\n".join(f"{user}:x:{number}:{number}::/home/{user}:{shell}" for number, (user, shell) in rows)
+    return {"passwd": text}
 
 
 def _background(name: str, *, token: str = "") -> str:

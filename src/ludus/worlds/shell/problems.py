@@ -7,15 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_NAMES = (
-    "anna bert carla dora emil fritz greta hugo ida jan karl lena max nora otto paula rolf sven tina uwe vera willi"
-)
-_WORDS = (
-    "amber anchor apple arrow barn basket beacon birch bottle bridge candle canyon castle cedar cloud coral cotton daisy "
-    "desert dolphin eagle ember falcon feather fern forest garden ginger glacier harbor hazel honey island ivory jasmine "
-    "kettle ladder lantern lemon lily maple marble meadow mirror needle nutmeg ocean olive orchid paper pearl pepper pine "
-    "planet pocket quartz rabbit raven ribbon river saddle salmon silver spruce summit thunder tulip velvet violet walnut willow"
-)
+from ludus.worlds.files import word_lists
+
+_LISTS = word_lists("shell")
 BASH = ("bash", "--norc", "--noprofile", "-c")
 """Runs a script. Without --norc, bash reads the agent's .bashrc if its input is a socket."""
 
@@ -38,11 +32,11 @@ class Problem:
 
 
 def words(rng: random.Random, count: int) -> list[str]:
-    return rng.sample(_WORDS.split(), count)
+    return rng.sample(_LISTS["words"], count)
 
 
 def names(rng: random.Random, count: int) -> list[str]:
-    return rng.sample(_NAMES.split(), count)
+    return rng.sample(_LISTS["names"], count)
 
 
 def write(files: Mapping[str, str]) -> str:

@@ -1,5 +1,4 @@
-"""Operating-system tasks in a sandbox: look around with bash, then answer a question or leave the
-system as it is wanted.
+"""Operating-system tasks in a sandbox: answer a question or change the system, with bash.
 
 Problems are generated (families.py), or AgentBench's own (`items`, see agentbench.py). One answer,
 or one claim to be finished, ends the session: 1 if it is right, else 0. Nothing that the agent
@@ -55,15 +54,13 @@ class Shell:
             self._prepared(self.sandbox.run([*BASH, task["init"]], limits=_PREPARE), what="init")
         if task["start"]:
             self._prepared(self.shell.run(task["start"], limits=_PREPARE), what="start")
-        description: str = task["description"]
-        return description
+        return str(task["description"])
 
     @tool
     def bash_action(self, script: str) -> Reply:
         """Run a bash script and see what it prints. Folder and variables stay for the next one.
 
-        script: what to run; it gets no input, and is stopped when it takes too long
-        """
+        script: what to run; it gets no input, and is stopped when it takes too long"""
         done = self.shell.run(script, limits=Limits(time_s=self.command_s))
         self.seen = done.stdout
         return Reply(shown(done, limit_s=self.command_s))
@@ -72,16 +69,14 @@ class Shell:
     def finish_action(self, thought: str) -> Reply:
         """Say that what was asked for is done. This ends the session.
 
-        thought: why it is done; it is not graded
-        """
+        thought: why it is done; it is not graded"""
         return self._graded("")
 
     @tool
     def answer_action(self, answer: str) -> Reply:
         """Answer the question. This ends the session.
 
-        answer: the answer and nothing else
-        """
+        answer: the answer and nothing else"""
         return self._graded(answer)
 
     def solve(self) -> ToolCall:

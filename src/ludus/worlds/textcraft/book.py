@@ -35,14 +35,10 @@ class Book:
     groups: Mapping[str, tuple[str, ...]]
 
     @cached_property
-    def items(self) -> tuple[str, ...]:
-        named = {name for recipes in self.recipes.values() for recipe in recipes for name, _ in recipe.needs}
-        members = {member for group in self.groups.values() for member in group}
-        return tuple(sorted((named | members | set(self.recipes)) - set(self.groups)))
-
-    @cached_property
     def materials(self) -> frozenset[str]:
-        return frozenset(self.items) - frozenset(self.recipes)
+        needed = {name for recipe in self.all for name, _ in recipe.needs}
+        members = {member for group in self.groups.values() for member in group}
+        return frozenset((needed | members) - set(self.groups) - set(self.recipes))
 
     @cached_property
     def all(self) -> tuple[Recipe, ...]:
@@ -61,10 +57,9 @@ class Book:
         """The member that is in stock, else the one of the least depth."""
         return max(self.groups[group], key=lambda item: ((have or {}).get(item, 0), -self.depth(item)))
 
-    def match(self, item: str, *, count: int, given: Mapping[str, int]) -> Recipe | None:
-        """The recipe that makes `count` of `item` from exactly the items given."""
-        fitting = (r for r in self.recipes.get(item, ()) if r.count == count and self._fits(r, given))
-        return next(fitting, None)
+    def match(self, item: str, *, count: int, given: Mapping[str, int]) -> bool:
+        """Whether a recipe makes `count` of `item` from exactly the items given."""
+        return any(recipe.count == count and self._fits(recipe, given) for recipe in self.recipes.get(item, ()))
 
     def _fits(self, recipe: Recipe, given: Mapping[str, int]) -> bool:
         left = dict(given)  # items come before groups, which can use what is left

@@ -2,8 +2,7 @@
 
 The recipes are generated, or those in the folder `recipes`. `get` fetches materials; `craft` takes
 the exact ingredients of one recipe, any member for a group. The prompt lists the recipes needed
-among others. Crafting the goal pays 1 and ends the session. The metric `progress` is the share of
-the needed crafts that is done.
+among others. Crafting the goal pays 1 and ends the session. Metric: `progress`, the share crafted.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class Textcraft:
             needs[part[2]] += int(part[1])
         if name not in self.book.recipes:
             return Reply(f"no recipe for {name}", invalid=True)
-        if self.book.match(name, count=count, given=needs) is None:
+        if not self.book.match(name, count=count, given=needs):
             return Reply(f"no recipe makes {count} {name} of exactly that", invalid=True)
         if missing := needs - self.stock:
             return Reply(f"missing {', '.join(f'{n} {item}' for item, n in sorted(missing.items()))}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -37,19 +37,8 @@ class Goal:
     price_upper: float
 
     def plain(self, category: str) -> dict[str, Any]:
-        return {
-            "category": category,
-            "instruction": self.instruction,
-            "asin": self.asin,
-            "attributes": list(self.attributes),
-            "options": list(self.options),
-            "price_upper": self.price_upper,
-        }
-
-    @staticmethod
-    def read(plain: dict[str, Any]) -> Goal:
-        attributes, options = tuple(plain["attributes"]), tuple(plain["options"])
-        return Goal(plain["asin"], plain["instruction"], attributes, options, plain["price_upper"])
+        lists = {"attributes": list(self.attributes), "options": list(self.options)}
+        return {"category": category, "instruction": self.instruction} | asdict(self) | lists
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +47,10 @@ class Catalogue:
 
     products: dict[str, Product]
     goals: tuple[Goal, ...] = ()
-    index: Index = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "index", Index((p.title, _body(p)) for p in self.products.values()))
+    @cached_property
+    def index(self) -> Index:
+        return Index((product.title, _body(product)) for product in self.products.values())
 
     @cached_property
     def order(self) -> tuple[str, ...]:

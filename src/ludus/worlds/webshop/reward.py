@@ -55,17 +55,14 @@ def type_reward(bought: Product, target: Product) -> float:
     return 1.0 if bought.query == target.query or related or score > 0.2 else 0.5
 
 
-def near(one: str, other: str) -> bool:
-    left, right = words(one), words(other)
-    return bool(left and right) and (left <= right or right <= left)
-
-
 def words(text: str) -> frozenset[str]:
     return frozenset(_WORD.findall(text.lower()))
 
 
 def _has(product: Product, attribute: str) -> bool:
-    return any(near(attribute, own) for own in product.attributes) or attribute.lower() in product.text
+    wanted, known = words(attribute), [words(own) for own in product.attributes]
+    near = any(own and wanted and (own <= wanted or wanted <= own) for own in known)
+    return near or attribute.lower() in product.text
 
 
 def _title(product: Product) -> frozenset[str]:

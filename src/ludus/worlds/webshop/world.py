@@ -12,6 +12,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 from pydantic import Field
 
 from ludus.environments import Reply, tool
@@ -48,10 +49,10 @@ class Webshop:
         if self.products:
             own = [goal for goal in self.shop.goals if split_of(goal.asin, seed="webshop") == split]
             return [goal.plain(self.shop.products[goal.asin].category[0]) for goal in own]
-        return draw_split(_draw, split=split, seed="webshop", apart="asin")
+        return draw_split(draw_goal, split=split, seed="webshop", apart="asin")
 
     def setup(self, task: dict[str, Any], rng: random.Random) -> str:
-        self.goal = Goal.read(task)
+        self.goal = msgspec.convert(task, Goal)
         self.found: list[Product] = []
         self.page = 0
         self.product: Product | None = None
@@ -63,8 +64,7 @@ class Webshop:
     def search_action(self, keywords: str) -> Reply:
         """Search the shop. Only on the search page.
 
-        keywords: words of what you look for
-        """
+        keywords: words of what you look for"""
         if self.found:
             return Reply(f"no search bar here: click '{BACK}' first\n{self._look()}", invalid=True)
         self.found, self.page = self.shop.search(keywords, count=_MAX_RESULTS), 0
@@ -74,8 +74,7 @@ class Webshop:
     def click_action(self, value: str) -> Reply:
         """Click something on the page.
 
-        value: as it stands in the list
-        """
+        value: as it stands in the list"""
         wanted = value.strip().strip("[]").lower()
         known = {name.lower(): name for name in self._clickable()}
         if wanted not in known:
@@ -173,7 +172,3 @@ class Webshop:
 @cache
 def catalogue_of(products: str) -> Catalogue:
     return read_catalogue(Path(products).expanduser()) if products else generate_catalogue()
-
-
-def _draw(rng: random.Random, *, split: str) -> dict[str, Any]:
-    return draw_goal(catalogue_of(""), rng)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, Protocol
 
 from ludus.config import StoreConfig
 from ludus.errors import ConfigError, describe, nearest
+from ludus.plugins import resolve
 from ludus.store.recorder import Listener, ListenerFailed
 from ludus.store.run_folder import RunFolder
 
@@ -63,17 +63,9 @@ def trackers_of(store: StoreConfig, folder: RunFolder) -> list[Listener]:
 
 def make_tracker(name: str, folder: RunFolder) -> TrackerListener:
     """The tracker "tensorboard" or "module:Class", as a listener."""
-    path = TRACKERS.get(name, name)
-    module, _, attribute = path.partition(":")
-    if not attribute:
+    if name not in TRACKERS and ":" not in name:
         raise ConfigError(
             f"tracker {name!r} is not known; known: {', '.join(TRACKERS)}, or an import path such as "
             f"my_module:MyTracker.{nearest(name, TRACKERS)}"
         )
-    try:
-        made = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"tracker {name!r} cannot be imported: {describe(error)}. Install its package, or correct the path"
-        ) from error
-    return TrackerListener(name, made(folder))
+    return TrackerListener(name, resolve(TRACKERS.get(name, name))(folder))

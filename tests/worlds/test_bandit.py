@@ -80,7 +80,11 @@ def _best(signs):
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"low": 0.5, "high": 0.5}, "no arm would be best"), ({"hints": False}, "set pulls to 2 or more"), ({"arms": 9}, "arms")],
+    [
+        ({"low": 0.5, "high": 0.5}, "no arm would be best"),
+        ({"hints": False}, "set pulls to 2 or more"),
+        ({"arms": 9}, "arms"),
+    ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):

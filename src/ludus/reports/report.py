@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +67,20 @@ def _held_out(folder: RunFolder, evaluations: Mapping[str, Sequence[Line]]) -> s
         shown = [lines[0], lines[-1]] if len(steps) > 1 else [lines[-1]]
         unscored = sum(int(line.get("num_unscored", 0)) for line in shown)
         n = f"{shown[-1].get('num_trajectories', '?')} ({shown[-1].get('num_tasks', '?')} tasks)"
-        rows.append((name, *map(_rate, shown), n, str(unscored)))
+        rows.append((name, *map(success_of, shown), n, str(unscored)))
     ends = sorted({min(steps), max(steps)})
     heading = ("environment", *(f"success at step {step}" for step in ends), "n", "unscored")
     note = "Held-out tasks; 95 % intervals. Unscored sessions were ended by the environment or a time limit and are not counted."
-    plots.draw(folder.plots / "held_out.png", [plots.held_out(evaluations)])
+    plots.draw(folder.plots / "held_out.png", [partial(plots.held_out, evaluations=evaluations)])
     return "\n\n".join(("## Held-out success", table(heading, rows), note, _image("held_out")))
 
 
 def _learning(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not curves(metrics, "train/reward/"):
         return ""
-    reward = plots.per_environment(metrics, "train/reward/", title="Reward in training", label="mean reward")
-    success = plots.per_environment(
-        metrics, "train/success/", title="Success in training", label="success", scale="rate"
-    )
+    each = partial(plots.per_environment, metrics=metrics)
+    reward = partial(each, prefix="train/reward/", title="Reward in training", label="mean reward")
+    success = partial(each, prefix="train/success/", title="Success in training", label="success", scale="rate")
     plots.draw(folder.plots / "learning.png", [reward, success])
     return f"## Learning\n\n{_image('learning')}"
 
@@ -89,7 +89,7 @@ def _staleness(folder: RunFolder, metrics: Sequence[Line], *, bound: int) -> str
     oldest = curve(metrics, "staleness/max").values
     if not len(oldest):
         return ""
-    panels = [plots.staleness(metrics, bound=bound), plots.staleness_histogram(metrics, bound=bound)]
+    panels = [partial(panel, metrics=metrics, bound=bound) for panel in (plots.staleness, plots.staleness_histogram)]
     plots.draw(folder.plots / "staleness.png", panels)
     summary = f"Bound {bound}; oldest trained group {oldest.max():.0f}, mean {curve(metrics, 'staleness/mean').values.mean():.2f}."
     return f"## Staleness\n\n{summary}\n\n{_image('staleness')}"
@@ -98,7 +98,8 @@ def _staleness(folder: RunFolder, metrics: Sequence[Line], *, bound: int) -> str
 def _time(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not len(curve(metrics, "time/train_s")):
         return ""
-    plots.draw(folder.plots / "time.png", [plots.stacked_time(metrics), plots.time_shares(metrics)], height=3.2)
+    panels = [partial(panel, metrics=metrics) for panel in (plots.stacked_time, plots.time_shares)]
+    plots.draw(folder.plots / "time.png", panels, height=3.2)
     note = "Trainer and sessions run at the same time. The sessions' seconds are summed over all concurrent sessions."
     return "\n\n".join(["## Where the time went", *_timeline(folder), note, _image("time")])
 
@@ -114,12 +115,10 @@ def _timeline(folder: RunFolder) -> list[str]:
 def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not curves(metrics, "train/reward/"):
         return ""
-    invalid = plots.per_environment(
-        metrics, "trajectories/invalid_rate/", title="Invalid actions", label="share of turns", scale="share"
-    )
-    plots.draw(
-        folder.plots / "health.png", [plots.throughput(metrics), invalid, plots.losses_of_groups(metrics)], height=2.8
-    )
+    each = partial(plots.per_environment, label="share of turns", scale="share")
+    invalid = partial(each, prefix="trajectories/invalid_rate/", title="Invalid actions")
+    panels = [partial(panel, metrics=metrics) for panel in (plots.throughput, invalid, plots.losses_of_groups)]
+    plots.draw(folder.plots / "health.png", panels, height=2.8)
     found = [(what, counts(metrics, prefix)) for what, prefix in LOSSES.items()]
     rows = [(what, which, f"{total:,}") for what, totals in found for which, total in totals.items()]
     nothing = "No group was dropped, no session failed, no sequence forked."
@@ -135,7 +134,11 @@ def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:
     names = [name for name in wanted if len(curve(metrics, name))]
     if not names:
         return ""
-    plots.draw(folder.plots / "optimizer.png", [plots.single(metrics, name) for name in names], height=2.4)
+    plots.draw(
+        folder.plots / "optimizer.png",
+        [partial(plots.single, metrics=metrics, name=name) for name in names],
+        height=2.4,
+    )
     return f"## Optimiser\n\n{_image('optimizer')}"
 
 
@@ -146,6 +149,19 @@ def _problems(problems: Sequence[str]) -> str:
 def table(heading: Sequence[str], rows: Rows) -> str:
     lines = [heading, ["---"] * len(heading), *rows]
     return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+
+
+def success_of(result: Line) -> str:
+    return estimate(*(result.get(key) for key in plots.SUCCESS))
+
+
+def estimate(value: Any, low: Any = None, high: Any = None, *, form: str = ".1%") -> str:
+    """ "80.0% [49.0%, 94.3%]"; without the interval where it is unknown or a single point."""
+    value, low, high = number(value), number(low), number(high)
+    if not math.isfinite(value):
+        return "not known"
+    spread = math.isfinite(low) and math.isfinite(high) and low != high
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if spread else f"{value:{form}}"
 
 
 def duration(seconds: float) -> str:
@@ -163,11 +179,6 @@ def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any
         for result in line.get("environments", ()):
             found.setdefault(result["environment"], {})[line["step"]] = {**result, "step": line["step"]}
     return {name: [by_step[step] for step in sorted(by_step)] for name, by_step in sorted(found.items())}
-
-
-def _rate(result: Line) -> str:
-    value, low, high = (number(result.get(key)) for key in ("success", "success_low", "success_high"))
-    return f"{value:.1%} [{low:.1%}, {high:.1%}]" if math.isfinite(value) else "not known"
 
 
 def _cell(text: str) -> str:

@@ -76,9 +76,7 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
 
 
 def group_to_dict(group: Group) -> Json:
-    played = {
-        name: [trajectory_to_dict(each) for each in getattr(group, name)] for name in ("trajectories", "failed")
-    }
+    played = {name: [trajectory_to_dict(each) for each in getattr(group, name)] for name in ("trajectories", "failed")}
     return {"id": group.id, "task": _plain(group.task), "born": group.born, **played}
 
 
@@ -161,6 +159,7 @@ def _runs(values: np.ndarray) -> list[list[int]]:
 def _from_runs(runs: list[list[int]]) -> np.ndarray:
     values, counts = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     return np.repeat(values, counts)
+
 
 _tools = _each(partial(_record, Tool))
 _observation = partial(_record, Observation)

@@ -34,9 +34,7 @@ def collect(
     """Store trajectories of solvers or of a model, for warm starts.
 
     `ludus sft ... sft.trajectories=RUN` clones them. Repeat the command to continue an interrupted
-    collection.
-    """
-    from ludus.cli.progress import Progress
+    collection."""
     from ludus.errors import ConfigError
     from ludus.launch.collect import collect as play
 
@@ -56,7 +54,7 @@ def collect(
         name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
         dry_run=dry_run,
     )
-    result = options.interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
+    result = options.interruptible(play, config, solver=not model, split=split)
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")
     print(

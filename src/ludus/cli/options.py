@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from ludus.config import RunConfig
 
+Result = dict[str, Any]
 RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file; optional.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to override, for example rollout.max_tokens=4096.")
@@ -84,9 +85,12 @@ def finish_dry_run(config: RunConfig, *, trains: bool) -> None:
     raise typer.Exit
 
 
-def interruptible(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs a coroutine; its cancellation by a signal becomes a KeyboardInterrupt."""
+def interruptible(work: Callable[..., Coroutine[Any, Any, Result]], config: RunConfig, **options: Any) -> Result:
+    """Runs work(config, **options) with a progress display; a cancellation by a signal becomes a
+    KeyboardInterrupt."""
+    from ludus.cli.progress import Progress
+
     try:
-        return asyncio.run(work)
+        return asyncio.run(work(config, listeners=[Progress(config)], **options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

@@ -54,8 +54,7 @@ def run(
 ) -> None:
     """Play held-out tasks and report success with 95 % intervals.
 
-    Repeat the command to continue an interrupted evaluation.
-    """
+    Repeat the command to continue an interrupted evaluation."""
     from ludus.errors import ConfigError
     from ludus.evaluation.page import NAME
     from ludus.launch.evaluate import evaluate_model
@@ -95,8 +94,7 @@ def compare(
 ) -> None:
     """Compare evaluation B with evaluation A, task by task.
 
-    Reports the paired difference with 95 % intervals, and writes it to A's folder.
-    """
+    Reports the paired difference with 95 % intervals, and writes it to A's folder."""
     from ludus.evaluation.compare import compare as compare_trajectories
     from ludus.evaluation.page import comparison_table, write_comparison
     from ludus.store.run_folder import RunFolder

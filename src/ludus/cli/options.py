@@ -72,7 +72,7 @@ def finish_dry_run(config: RunConfig, *, trains: bool) -> None:
     from ludus.config import HERE, WORKERS, dump_config
     from ludus.launch.environments import make_environments
 
-    make_environments(config, at=(HERE, WORKERS))  # checks names and options, where the code is here
+    make_environments(config, at=(HERE, WORKERS))  # checks names and options
     print(dump_config(config), end="")
     if config.engine.kind == "embedded":
         from ludus.launch.devices import chosen

@@ -38,8 +38,7 @@ def train(
 
     Takes a run file, or `--model M --environments A,B` alone. Device, dtype, batch sizes and the
     engine's memory are chosen for this machine; --dry-run prints them. Ctrl-C finishes the step and
-    saves a checkpoint.
-    """
+    saves a checkpoint."""
     config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
     result = _train(config, resume=resume)
     if not result["finished"]:
@@ -78,8 +77,7 @@ def quickstart(
 ) -> None:
     """Train a tiny agent on three worlds on this CPU, in minutes.
 
-    Clones a scripted policy that makes random mistakes, then trains the clone.
-    """
+    Clones a scripted policy that makes random mistakes, then trains the clone."""
     began = time.monotonic()
     config = _fresh_name(resolve(run_file, overrides, command="quickstart"))
     print("Warm start: cloning a scripted policy that makes random mistakes.")
@@ -115,7 +113,7 @@ def _sft(config: RunConfig) -> dict[str, Any]:
 
 
 def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
-    from ludus.launch.train import train as train_run  # before the event loop starts, or Ctrl-C waits for the import
+    from ludus.launch.train import train as train_run  # not in the event loop: Ctrl-C would wait
 
     return interruptible(train_run, config, resume=resume, on_loop=_stop_on_ctrl_c)
 

@@ -43,16 +43,13 @@ def trajectories(
 ) -> None:
     """List the trajectories of a run, newest last, or print one as a conversation.
 
-    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
-    """
+    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works."""
     from rich.console import Console
 
     from ludus.store.run_folder import RunFolder
 
     folder, errors = RunFolder.open(run), Console(stderr=True)
-    records = folder.records(
-        report=lambda problem: errors.print(problem, style="yellow", markup=False, highlight=False)
-    )
+    records = folder.records(report=partial(errors.print, style="yellow", markup=False, highlight=False))
     if show:
         from ludus.cli.conversation import print_trajectory
 
@@ -74,8 +71,7 @@ def report(run: Run) -> None:
 def profile(run: Run) -> None:
     """Show where the time of a run goes, its speed and its bottleneck.
 
-    Also draws the timeline to RUN/plots/timeline.png. Works during the run.
-    """
+    Also draws the timeline to RUN/plots/timeline.png. Works during the run."""
     from ludus.errors import ConfigError
     from ludus.reports.profile import draw_timeline, figures, timeline_text
     from ludus.reports.profile import profile as profile_of
@@ -89,9 +85,7 @@ def profile(run: Run) -> None:
         )
     rows = figures(made)
     width = max((len(name) for name, _ in rows), default=0)
-    print(timeline_text(made))
-    print()
-    print("\n".join(f"{name:{width}}  {value}" for name, value in rows))
+    print(timeline_text(made), "", *(f"{name:{width}}  {value}" for name, value in rows), sep="\n")
     print(f"\n{made.verdict.text}\n", flush=True)  # before the plot: the folder may not be writable
     print(draw_timeline(made, into=folder.plots))
 
@@ -102,7 +96,7 @@ def _choose(
     """(the newest `limit` matching records, number of matching records, number of records)."""
     from ludus.errors import ConfigError, nearest
 
-    steps, rewards = parse_range(step, option="--step"), parse_range(reward, option="--reward")
+    ranges = {"step": parse_range(step, option="--step"), "reward": parse_range(reward, option="--reward")}
     asked = {key: text for key, text in texts.items() if text}
     seen: dict[str, set[str]] = {key: set() for key in asked}
     chosen: deque[Record] = deque(maxlen=limit or None)
@@ -112,12 +106,12 @@ def _choose(
         for key, values in seen.items():
             values.add(str(record.get(key)))
         fits = all(record.get(key) == text for key, text in asked.items())
-        if fits and steps(float(record.get("step", math.nan))) and rewards(float(record.get("reward", math.nan))):
+        if fits and all(inside(float(record.get(key, math.nan))) for key, inside in ranges.items()):
             num_fitting += 1
             chosen.append(record)
     for key, text in asked.items():
-        if num_records and text not in seen[key]:
-            known = sorted(seen[key])
+        known = sorted(seen[key])
+        if known and text not in known:
             raise ConfigError(
                 f"no trajectory has {key} {text!r}.{nearest(text, known)} In this run: {', '.join(known)}."
             )

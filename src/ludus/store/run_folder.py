@@ -67,8 +67,7 @@ class RunFolder:
     def resume(cls, config: RunConfig, *, step: int) -> Self:
         """Locks the folder of an existing run and cuts off metrics and evaluations after `step`.
 
-        Trajectories are kept; readers mark those of the cut steps as superseded.
-        """
+        Trajectories are kept; readers mark those of the cut steps as superseded."""
         folder = cls.open(config.folder)
         folder._take_lock()
         _replace(folder.config_file, dump_config(config).encode())

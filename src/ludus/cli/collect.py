@@ -13,9 +13,7 @@ def collect(
     run_file: options.RunFile = None,
     overrides: options.Overrides = None,
     environments: options.Environments = "",
-    model: Annotated[
-        str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the environments' solvers.")
-    ] = "",
+    model: Annotated[str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the solvers.")] = "",
     tokenizer: options.Tokenizer = "",
     num: Annotated[int | None, typer.Option(help="Number of trajectories. Default: sft.num_trajectories.")] = None,
     mistakes: Annotated[
@@ -27,7 +25,7 @@ def collect(
         str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: the run file's, or collect.")
     ] = "",
     dataset: Annotated[
-        bool, typer.Option("--dataset", help="Also write RUN/dataset for Hugging Face's `datasets`.")
+        bool, typer.Option("--dataset", help="Also write RUN/dataset, for Hugging Face `datasets`.")
     ] = False,
     dry_run: options.DryRun = False,
 ) -> None:

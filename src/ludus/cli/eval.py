@@ -38,8 +38,7 @@ def run(
     model: Annotated[
         str,
         typer.Option(
-            help="Folder, pulled model, hub name, run, checkpoint folder, or URL of an OpenAI-compatible endpoint. "
-            "Default: the run file's."
+            help="Folder, pulled model, hub name, run, checkpoint or OpenAI-compatible URL. Default: the run's."
         ),
     ] = "",
     tokenizer: options.Tokenizer = "",
@@ -75,9 +74,7 @@ def run(
         name=name,
     )
     if config.engine.kind == "embedded" and config.model.name == "tiny":
-        raise ConfigError(
-            "model 'tiny' is untrained, and every run makes a new one; --model names the model to evaluate"
-        )
+        raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names the model to evaluate")
     if dry_run:
         options.finish_dry_run(config, trains=False)
     report = options.interruptible(evaluate_model, config)

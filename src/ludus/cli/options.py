@@ -22,10 +22,7 @@ Environments = Annotated[
     str, typer.Option(help="Comma-separated names, module:Class or file.py, or `all`. Default: those of the run file.")
 ]
 Tokenizer = Annotated[
-    str,
-    typer.Option(
-        help="Folder or name of the tokenizer, for a --model URL that returns token ids. Default: play in text."
-    ),
+    str, typer.Option(help="Folder or name of the tokenizer of a --model URL that returns token ids. Default: text.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and exit.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under runs/.")]

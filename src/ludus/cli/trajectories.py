@@ -27,18 +27,14 @@ UNFOLDED = 10_000
 def trajectories(
     run: Run,
     environment: Annotated[str, typer.Option(help="Keep one environment. Default: all.")] = "",
-    step: Annotated[
-        str, typer.Option(help='Keep these optimiser steps: "7", "10:20", "10:" or ":20". Default: all.')
-    ] = "",
-    reward: Annotated[
-        str, typer.Option(help='Keep these rewards: ">=1", "<0.5", "0.2:0.8" or "0". Default: all.')
-    ] = "",
+    step: Annotated[str, typer.Option(help='Keep these steps: "7", "10:20", "10:" or ":20". Default: all.')] = "",
+    reward: Annotated[str, typer.Option(help='Keep rewards: ">=1", "<0.5", "0.2:0.8" or "0". Default: all.')] = "",
     stop: Annotated[str, typer.Option(help="Keep one stop: done, max_turns, invalid, failed, ... Default: all.")] = "",
     split: Annotated[str, typer.Option(help="Keep one split, for example train or test. Default: all.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="List at most this many, the newest; 0: all.")] = 20,
     show: Annotated[str, typer.Option(metavar="ID", help="Print one trajectory as a conversation.")] = "",
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="With --show: also print token ids, and which were sampled.")
+        bool, typer.Option("--tokens", help="With --show: also token ids, and which are sampled.")
     ] = False,
 ) -> None:
     """List the trajectories of a run, newest last, or print one as a conversation.
@@ -132,9 +128,7 @@ def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
     if (found := re.fullmatch(rf"({number})?:({number})?", text)) and text != ":":
         low, high = float(found[1] or -math.inf), float(found[2] or math.inf)
         return lambda value: low <= value <= high
-    raise ConfigError(
-        f'{option} is {text!r}; expected a number, a comparison such as ">=1", or a range such as "0.2:0.8"'
-    )
+    raise ConfigError(f'{option} is {text!r}; expected a number, a comparison (">=1") or a range ("0.2:0.8")')
 
 
 _close = partial(math.isclose, abs_tol=1e-9)

@@ -41,17 +41,11 @@ def collect(
     if tokenizer and not model:
         raise ConfigError("--tokenizer goes with --model URL; solvers need none")
     given = {"sft.num_trajectories": num, "sft.mistakes": mistakes}
-    keys = [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = options.resolve(
-        run_file,
-        [*(overrides or []), *keys],
-        command="collect",
-        model=model,
-        tokenizer=tokenizer,
-        environments=environments,
-        name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
-        dry_run=dry_run,
-    )
+    keys = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    named = {"model": model, "tokenizer": tokenizer, "environments": environments}
+    if not name and (run_file is None or "=" in str(run_file)):
+        name = "collect"
+    config = options.resolve(run_file, keys, command="collect", name=name, dry_run=dry_run, **named)
     result = options.interruptible(play, config, solver=not model, split=split)
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")

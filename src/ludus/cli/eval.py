@@ -60,18 +60,13 @@ def run(
 
     given = {"split": split, "attempts": attempts, "num_tasks": tasks}
     keys = [f"evaluation.{key}={value}" for key, value in given.items() if value not in ("", None)]
+    keys = [*(overrides or []), *keys]
     if model and not name:
         from ludus.launch.names import slug
 
         name = f"eval-{slug(model)}"
     config = options.resolve(
-        run_file,
-        [*(overrides or []), *keys],
-        command="eval",
-        model=model,
-        tokenizer=tokenizer,
-        environments=environments,
-        name=name,
+        run_file, keys, command="eval", model=model, tokenizer=tokenizer, environments=environments, name=name
     )
     if config.engine.kind == "embedded" and config.model.name == "tiny":
         raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names the model to evaluate")

@@ -76,15 +76,17 @@ def worker(
     from ludus.controller.worker.worker import serve_worker
     from ludus.hosting.process_pool import PoolLimits
 
+    hosted = _made(environments or [], run=run)
+    limits = PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20))
     serve_worker(
-        _made(environments or [], run=run),
+        hosted,
         controller=controller,
         slots=slots,
         token=token,
         host=host,
         port=port,
         drain_s=drain_s,
-        pool_limits=PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20)),
+        pool_limits=limits,
     )
 
 

@@ -98,12 +98,11 @@ def quickstart(
 
 def _fresh_name(config: RunConfig) -> RunConfig:
     """The first free name of quickstart, quickstart-2, ..., so that the command can be repeated."""
-    for number in range(1, 10_000):
-        name = config.name if number == 1 else f"{config.name}-{number}"
-        renamed = config.model_copy(update={"name": name})
-        if not renamed.folder.exists() and not renamed.folder.with_name(f"{name}-sft").exists():
-            return renamed
-    raise AssertionError("ten thousand quickstarts")
+    number, renamed = 1, config
+    while renamed.folder.exists() or renamed.folder.with_name(f"{renamed.name}-sft").exists():
+        number += 1
+        renamed = config.model_copy(update={"name": f"{config.name}-{number}"})
+    return renamed
 
 
 def _sft(config: RunConfig) -> dict[str, Any]:

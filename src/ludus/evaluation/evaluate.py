@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ludus.evaluation.statistics import mean_success, summarise, summarise_categories
@@ -33,16 +34,9 @@ async def evaluate(
     again."""
     known = {(each.task.id, each.attempt): each for each in finished if each.stop.scored}
     keys = [(task, index) for task in tasks for index in range(attempts)]
+    order = partial(Order, retries=RETRIES, policy=policy, temperature=temperature)
     orders = [
-        Order(
-            f"{prefix}/{task.id}",
-            task,
-            seed=(seed, "evaluation", task.id),
-            attempts=(index,),
-            retries=RETRIES,
-            policy=policy,
-            temperature=temperature,
-        )
+        order(f"{prefix}/{task.id}", task, seed=(seed, "evaluation", task.id), attempts=(index,))
         for task, index in keys
         if (task.id, index) not in known
     ]

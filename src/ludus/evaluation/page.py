@@ -42,9 +42,12 @@ def _page(report: Mapping[str, Any], *, plot: str) -> str:
     played.append(("all", *(str(sum(counts)) for counts in zip(*by_stop, strict=True))))
     categories = [_result_cells(f"{row['environment']}: {row['category']}", row) for row in report["categories"]]
     causes = [(name, why, str(num)) for name, found in report["failures"].items() for why, num in found.items()]
+    where = f" at {report['endpoint']}" if report.get("endpoint") else ""
     parts = [
         f"# Evaluation of {report['model']}",
-        _settings(report),
+        f"`{report['model']}`{where}, played in {'tokens' if report['words'] == 'tokens' else 'text'}. Split "
+        f"`{report['split']}`, {report['attempts']} attempts at each of at most {report['num_tasks']} tasks per "
+        f"environment, temperature {report['temperature']:g}, seed {report['seed']}.",
         evaluation_table(report),
         _NOTE,
         f"![success by environment]({plot})",
@@ -118,15 +121,6 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
 def _bold(cells: Sequence[str]) -> list[str]:
     return [f"**{cell}**" if cell else "" for cell in cells]
-
-
-def _settings(report: Mapping[str, Any]) -> str:
-    where = f" at {report['endpoint']}" if report.get("endpoint") else ""
-    words = "in tokens" if report["words"] == "tokens" else "in text"
-    return (
-        f"`{report['model']}`{where}, played {words}. Split `{report['split']}`, {report['attempts']} attempts at each of at most "
-        f"{report['num_tasks']} tasks per environment, temperature {report['temperature']:g}, seed {report['seed']}."
-    )
 
 
 def _result_cells(name: str, row: Row) -> list[str]:

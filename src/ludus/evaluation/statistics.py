@@ -188,7 +188,8 @@ def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category
     success = clustered_success(successes)
     reward = clustered_mean([[trajectory.reward for trajectory in each] for each in attempts])
     passes = {k: pass_at_k(successes, k) for k in _ks(min(map(len, successes), default=0))}
-    num_turns = sum(len(trajectory.turns) for trajectory in scored)
+    turns = [turn for trajectory in scored for turn in trajectory.turns]
+    counted = bool(scored) and all(turn.num_tokens for turn in turns)  # else its server did not count them
     return EnvironmentResult(
         environment=environment,
         category=category,
@@ -201,20 +202,14 @@ def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category
         reward=reward.value,
         reward_low=reward.low,
         reward_high=reward.high,
-        turns=num_turns / len(scored) if scored else math.nan,
-        tokens=_mean_tokens(scored),
-        invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, num_turns) if scored else math.nan,
+        turns=len(turns) / len(scored) if scored else math.nan,
+        tokens=fmean(trajectory.num_sampled for trajectory in scored) if counted else math.nan,
+        invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, len(turns)) if scored else math.nan,
         pass_at_k={k: each.value for k, each in passes.items()},
         pass_at_k_low={k: each.low for k, each in passes.items()},
         pass_at_k_high={k: each.high for k, each in passes.items()},
         stops=dict(sorted(Counter(trajectory.stop.value for trajectory in trajectories).items())),
     )
-
-
-def _mean_tokens(scored: Sequence[Trajectory]) -> float:
-    """NaN if a turn has no tokens: its server did not count them."""
-    counted = all(turn.num_tokens for trajectory in scored for turn in trajectory.turns)
-    return fmean(trajectory.num_sampled for trajectory in scored) if scored and counted else math.nan
 
 
 def _ks(attempts: int) -> list[int]:

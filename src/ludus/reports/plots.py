@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito; black is for text and bounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 MARKERS = "osD^vPX*"
+DOT: dict[str, Any] = {"markersize": 5, "capsize": 2.5}
 INK = "#333333"
 IDLE = "#D0D0D0"
 TRAINER_COLOURS = (COLOURS[0], COLOURS[2], IDLE)
@@ -82,18 +83,11 @@ def held_out(axes: Axes, *, evaluations: Mapping[str, Sequence[Line]]) -> None:
     last = max((line["step"] for lines in evaluations.values() for line in lines), default=0)
     for index, (name, lines) in enumerate(evaluations.items()):
         aside = (index - (len(evaluations) - 1) / 2) * max(last, 1) * 0.012
+        steps = np.array([line["step"] for line in lines], dtype=float) + aside
         middle, low, high = (np.array([number(line[key]) for line in lines]) for key in SUCCESS)
-        axes.errorbar(
-            np.array([line["step"] for line in lines], dtype=float) + aside,
-            middle,
-            yerr=np.clip([middle - low, high - middle], 0, None),
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
-            capsize=2.5,
-            elinewidth=1.1,
-            label=name,
-        )
+        spread = np.clip([middle - low, high - middle], 0, None)
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        axes.errorbar(steps, middle, yerr=spread, color=colour, marker=marker, elinewidth=1.1, label=name, **DOT)
     _finish(axes, title="Held-out success, 95 % intervals", label="success", scale="rate")
 
 
@@ -106,8 +100,8 @@ def staleness(axes: Axes, *, metrics: Sequence[Line], bound: int) -> None:
     axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label=f"bound ({bound})")
     _finish(axes, title="Staleness of trained groups", label="optimiser steps", scale="positive")
     top = int(max(bound, *largest.values, 0))
-    axes.set_ylim(0, top * 1.25 + 0.4)  # room for the legend above the bound
-    axes.set_yticks(range(0, top + 1, 1 + top // 8))
+    # room for the legend above the bound
+    axes.set(ylim=(0, top * 1.25 + 0.4), yticks=range(0, top + 1, 1 + top // 8))
 
 
 def staleness_histogram(axes: Axes, *, metrics: Sequence[Line], bound: int) -> None:
@@ -118,8 +112,7 @@ def staleness_histogram(axes: Axes, *, metrics: Sequence[Line], bound: int) -> N
     x = "staleness, optimiser steps"
     _finish(axes, title="Oldest group of a step", label="share of steps", scale="share", x=x)
     top = int(max(bound, *values, 0))
-    axes.set_xlim(-0.6, top + 0.6)
-    axes.set_xticks(range(0, top + 1, 1 + top // 8))
+    axes.set(xlim=(-0.6, top + 0.6), xticks=range(0, top + 1, 1 + top // 8))
     axes.grid(axis="x", visible=False)
 
 
@@ -147,9 +140,7 @@ def time_shares(axes: Axes, *, metrics: Sequence[Line]) -> None:
                 axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink)
             left += share
     axes.set_yticks([0, 1], ["trainer", "sessions"])
-    axes.set_ylim(1.6, -0.6)
-    axes.set_xlim(0, 1)
-    axes.set_title("Where the time went")
+    axes.set(ylim=(1.6, -0.6), xlim=(0, 1), title="Where the time went")
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
@@ -159,24 +150,23 @@ def timeline(parts: Sequence[Span]) -> list[Panel]:
     """Trainer, sessions and engine over the same clock, without gaps before a resume."""
     unit, scale = time_unit(sum(part.seconds for part in parts))
     edges = np.concatenate(([0.0], np.cumsum([part.seconds for part in parts]))) / scale
+    stacked = partial(_stacked, edges=edges)
     trainer = {name: [part.trainer[name] for part in parts] for name in TRAINER}
     sessions = {name: [part.sessions[name] for part in parts] for name in SESSIONS}
     busy = {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]}
 
     def engine(axes: Axes) -> None:
-        axes.plot([], [], color=INK, label="tokens/s (right)", linewidth=1.2)
-        _stacked(axes, edges=edges, layers=busy, title="Engine", label="busy", share=True)
+        stacked(axes, layers=busy, title="Engine", label="busy", share=True, line="tokens/s (right)")
         axes.set_xlabel(f"time, {unit}")
         rate = axes.twinx()
         rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, linewidth=1.2)
-        rate.set_ylabel("tokens/s")
-        rate.set_ylim(bottom=0)
+        rate.set(ylabel="tokens/s", ylim=(0, None))
         rate.grid(visible=False)
         rate.spines["right"].set_visible(True)
 
     return [
-        partial(_stacked, edges=edges, layers=trainer, title="Trainer", label="share of its time", share=True),
-        partial(_stacked, edges=edges, layers=sessions, title="Sessions", label="number", share=False),
+        partial(stacked, layers=trainer, title="Trainer", label="share of its time", share=True),
+        partial(stacked, layers=sessions, title="Sessions", label="number"),
         engine,
     ]
 
@@ -187,8 +177,16 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def _stacked(
-    axes: Axes, *, edges: np.ndarray, layers: Mapping[str, Sequence[float]], title: str, label: str, share: bool
+    axes: Axes,
+    *,
+    edges: np.ndarray,
+    layers: Mapping[str, Sequence[float]],
+    title: str,
+    label: str,
+    share: bool = False,
+    line: str = "",
 ) -> None:
+    """Layers over time; `line` is the legend of a curve that is drawn apart."""
     floor = np.zeros(len(edges) - 1)
     for name, values in layers.items():
         top = floor + np.array(values)
@@ -197,8 +195,9 @@ def _stacked(
     if share:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter("{x:.0%}")
-    axes.set_title(title)
-    axes.set_ylabel(label)
+    if line:
+        axes.plot([], [], color=INK, label=line, linewidth=1.2)
+    axes.set(title=title, ylabel=label)
     axes.margins(x=0)
     axes.grid(visible=False)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2)
@@ -229,11 +228,10 @@ def intervals(axes: Axes, *, rows: Mapping[str, Sequence[float]], title: str, si
     """One row per name, from the top: a dot with its interval. A signed rate has a line at 0."""
     middle, low, high = np.array(list(rows.values()), dtype=float).reshape(-1, 3).T
     places, spread = np.arange(len(rows)), np.clip([middle - low, high - middle], 0, None)
-    axes.errorbar(middle, places, xerr=spread, fmt="o", color=COLOURS[0], markersize=5, capsize=2.5, elinewidth=1.3)
+    axes.errorbar(middle, places, xerr=spread, fmt="o", color=COLOURS[0], elinewidth=1.3, **DOT)
     axes.set_yticks(places, list(rows))
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set(ylim=(len(rows) - 0.4, -0.6), title=title)
     axes.grid(axis="y", visible=False)
-    axes.set_title(title)
     axes.xaxis.set_major_formatter("{x:+.0%}" if signed else "{x:.0%}")
     if signed:
         axes.axvline(0, color=INK, linestyle="--", linewidth=1.0)
@@ -252,9 +250,7 @@ def _line(axes: Axes, each: Curve, values: np.ndarray, *, colour: str, label: st
 
 
 def _finish(axes: Axes, *, title: str, label: str, scale: Scale = "free", x: str = "optimiser step") -> None:
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(label)
+    axes.set(title=title, xlabel=x, ylabel=label)
     if scale in ("rate", "share"):
         axes.yaxis.set_major_formatter("{x:.0%}")
     if scale == "rate":

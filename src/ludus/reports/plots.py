@@ -156,13 +156,13 @@ def timeline(parts: Sequence[Span]) -> list[Panel]:
     busy = {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]}
 
     def engine(axes: Axes) -> None:
-        stacked(axes, layers=busy, title="Engine", label="busy", share=True, line="tokens/s (right)")
-        axes.set_xlabel(f"time, {unit}")
         rate = axes.twinx()
         rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, linewidth=1.2)
         rate.set(ylabel="tokens/s", ylim=(0, None))
         rate.grid(visible=False)
         rate.spines["right"].set_visible(True)
+        stacked(axes, layers=busy, title="Engine", label="busy", share=True, line="tokens/s (right)")
+        axes.set_xlabel(f"time, {unit}")
 
     return [
         partial(stacked, layers=trainer, title="Trainer", label="share of its time", share=True),

@@ -32,7 +32,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List what works on this machine and how to fix the rest; exit with 1 if a needed line fails."""
+    """List what works here and how to fix the rest; exit with 1 if a needed one fails."""
     from ludus.errors import ConfigError, nearest
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]

@@ -114,8 +114,7 @@ def _evaluated(folder: Any) -> list[Any]:
 
 
 def print_evaluations(reports: Mapping[str, Any], *, details: Mapping[str, tuple[str, str]]) -> None:
-    """A row per environment, and their mean: success in each of `reports`, and details of the last
-    one, as {heading: (key, format)}."""
+    """Success in each of `reports`, and {heading: (key, format)} of the last, by environment."""
     from rich.console import Console
     from rich.table import Table
 

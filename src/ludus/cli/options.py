@@ -83,8 +83,7 @@ def finish_dry_run(config: RunConfig, *, trains: bool) -> None:
 
 
 def interruptible(work: Callable[..., Coroutine[Any, Any, Result]], config: RunConfig, **options: Any) -> Result:
-    """Runs work(config, **options) with a progress display; a cancellation by a signal becomes a
-    KeyboardInterrupt."""
+    """Runs work(config, **options) with a display; a cancellation becomes a KeyboardInterrupt."""
     from ludus.cli.progress import Progress
 
     try:

@@ -30,8 +30,7 @@ async def evaluate(
     on_trajectory: OnTrajectory = ignore,
     finished: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Plays every task `attempts` times; attempts that are scored in `finished` are not played
-    again."""
+    """Plays every task `attempts` times, except the attempts that are scored in `finished`."""
     known = {(each.task.id, each.attempt): each for each in finished if each.stop.scored}
     keys = [(task, index) for task in tasks for index in range(attempts)]
     order = partial(Order, retries=RETRIES, policy=policy, temperature=temperature)

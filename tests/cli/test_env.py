@@ -5,10 +5,15 @@ import pytest
 from typer.testing import CliRunner
 
 from ludus.cli.env import app
+from ludus.errors import LudusError
 
 
 def ludus(*arguments, answers=None):
-    return CliRunner().invoke(app, list(arguments), input=answers)
+    """With the message of a failure in the output, as `ludus.cli.main` prints it."""
+    result = CliRunner().invoke(app, list(arguments), input=answers)
+    assert result.exception is None or isinstance(result.exception, LudusError | SystemExit), result.exception
+    result.output_bytes += f"{result.exception or ''}".encode()
+    return result
 
 
 def test_list_shows_the_built_in_worlds_with_their_knobs():

@@ -70,7 +70,7 @@ def test_a_run_has_the_trackers_of_its_file(config):
     [
         ("tensorbord", r"'tensorbord', which is unknown.*mean 'tensorboard'.*Known: tensorboard.*module:name"),
         ("no_such_module:Tracker", "cannot be imported: ModuleNotFoundError: .*no_such_module"),
-        ("json:Tracker", "there is no 'Tracker' in it"),
+        ("json:Tracker", "'json:Tracker': there is no 'Tracker' in it"),
     ],
 )
 def test_a_name_that_is_no_tracker_says_what_is_expected(config, name, message):

@@ -13,9 +13,7 @@ def collect(
     run_file: options.RunFile = None,
     overrides: options.Overrides = None,
     environments: options.Environments = "",
-    model: Annotated[
-        str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the environments' solvers.")
-    ] = "",
+    model: Annotated[str, typer.Option(help="Model that plays, as for `ludus eval`. Default: the solvers.")] = "",
     tokenizer: options.Tokenizer = "",
     num: Annotated[int | None, typer.Option(help="Number of trajectories. Default: sft.num_trajectories.")] = None,
     mistakes: Annotated[
@@ -27,16 +25,14 @@ def collect(
         str, typer.Option(help="Name of the run; its folder is runs/NAME. Default: the run file's, or collect.")
     ] = "",
     dataset: Annotated[
-        bool, typer.Option("--dataset", help="Also write RUN/dataset for Hugging Face's `datasets`.")
+        bool, typer.Option("--dataset", help="Also write RUN/dataset, for Hugging Face `datasets`.")
     ] = False,
     dry_run: options.DryRun = False,
 ) -> None:
     """Store trajectories of solvers or of a model, for warm starts.
 
     `ludus sft ... sft.trajectories=RUN` clones them. Repeat the command to continue an interrupted
-    collection.
-    """
-    from ludus.cli.progress import Progress
+    collection."""
     from ludus.errors import ConfigError
     from ludus.launch.collect import collect as play
 
@@ -45,18 +41,12 @@ def collect(
     if tokenizer and not model:
         raise ConfigError("--tokenizer goes with --model URL; solvers need none")
     given = {"sft.num_trajectories": num, "sft.mistakes": mistakes}
-    keys = [f"{key}={value}" for key, value in given.items() if value is not None]
-    config = options.resolve(
-        run_file,
-        [*(overrides or []), *keys],
-        command="collect",
-        model=model,
-        tokenizer=tokenizer,
-        environments=environments,
-        name=name or ("" if run_file is not None and "=" not in str(run_file) else "collect"),
-        dry_run=dry_run,
-    )
-    result = options.interruptible(play(config, solver=not model, split=split, listeners=[Progress(config)]))
+    keys = [*(overrides or []), *(f"{key}={value}" for key, value in given.items() if value is not None)]
+    named = {"model": model, "tokenizer": tokenizer, "environments": environments}
+    if not name and (run_file is None or "=" in str(run_file)):
+        name = "collect"
+    config = options.resolve(run_file, keys, command="collect", name=name, dry_run=dry_run, **named)
+    result = options.interruptible(play, config, solver=not model, split=split)
     if not result["trajectories"]:
         raise ConfigError(f"all {result['unscored']} sessions ended unscored; the latest cause: {result['failure']}")
     print(

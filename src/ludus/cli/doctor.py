@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata, util
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -23,27 +32,19 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List what works on this machine and how to fix the rest. Exits with 1 on a required
-    failure."""
-    import json
+    """List what works here and how to fix the rest; exit with 1 if a needed one fails."""
+    from ludus.errors import ConfigError, nearest
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]
-    unknown = [name for name in needed or [] if name not in {line.name for line in lines}]
-    if unknown:
-        from ludus.errors import ConfigError, nearest
-
-        known = [line.name for line in lines]
-        raise ConfigError(f"unknown line {unknown[0]!r}.{nearest(unknown[0], known)} Known: {', '.join(known)}.")
+    known = [line.name for line in lines]
+    for name in needed or ():
+        if name not in known:
+            raise ConfigError(f"unknown line {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
     for line in lines:
         remedy = f" -> {line.remedy}" if line.remedy else ""
-        text = (
-            json.dumps(line._asdict())
-            if as_json
-            else f"{line.name:10} {'ok' if line.works else 'NO':3} {line.says}{remedy}"
-        )
-        typer.echo(text)
-    broken = [line.name for line in lines if not line.works and line.name in (*REQUIRED, *(needed or ()))]
-    if broken:
+        text = f"{line.name:10} {'ok' if line.works else 'NO':3} {line.says}{remedy}"
+        typer.echo(json.dumps(line._asdict()) if as_json else text)
+    if any(not line.works and line.name in (*REQUIRED, *(needed or ())) for line in lines):
         raise typer.Exit(1)
 
 
@@ -58,117 +59,79 @@ def examine() -> list[Line]:
 
 
 def _world(name: str, *, namespace: bool) -> Line:
-    import shutil
-    from importlib.util import find_spec
-
     from ludus.worlds.needs import NEEDS
 
     needs = NEEDS[name]
-    no_modules = [package.module for package in needs.packages if find_spec(package.module) is None]
+    no_modules = [package.module for package in needs.packages if util.find_spec(package.module) is None]
     no_programs = [program for program in needs.programs if shutil.which(program.name) is None]
     remedies = ['pip install "ludus[worlds]"'] * bool(no_modules)
     remedies += [f"apt-get install {program.package}" for program in no_programs]
     missing = [*no_modules, *(program.name for program in no_programs)]
     if needs.namespace and not namespace:
         missing, remedies = ["a namespace sandbox"], ["See the line namespace."]
-    return Line(
-        name,
-        not missing,
-        f"missing: {', '.join(missing)}" if missing else "world; everything installed",
-        "; ".join(remedies),
-    )
+    says = f"missing: {', '.join(missing)}" if missing else "world; everything installed"
+    return Line(name, not missing, says, "; ".join(remedies))
 
 
 def _python() -> Line:
-    import platform
-    import sys
-
-    version = platform.python_version()
     fits = (3, 11) <= sys.version_info < (3, 14)
-    return Line("python", fits, f"{version} at {sys.executable}", "Install Python 3.11, 3.12 or 3.13.")
+    says = f"{platform.python_version()} at {sys.executable}"
+    return Line("python", fits, says, "Install Python 3.11, 3.12 or 3.13.")
 
 
 def _torch() -> Line:
     """From its metadata: importing it takes seconds."""
-    from importlib.metadata import PackageNotFoundError, version
+    found = _version("torch")
+    says = f"{found}, built for {_built_for() or 'the CPU only'}" if found else "not installed"
+    return Line("torch", bool(found), says, "pip install torch")
 
+
+def _version(package: str) -> str:
+    """The installed version; empty if there is none."""
     try:
-        return Line("torch", True, f"{version('torch')}, built for {_built_for() or 'the CPU only'}")
-    except PackageNotFoundError:
-        return Line("torch", False, "not installed", "pip install torch")
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _built_for() -> str:
-    import re
-    from importlib.util import find_spec
-    from pathlib import Path
-
-    spec = find_spec("torch")
-    folder = Path(spec.origin).parent if spec and spec.origin else Path()
-    text = (folder / "version.py").read_text() if (folder / "version.py").exists() else ""
+    spec = util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else Path("version.py")
+    text = file.read_text() if file.exists() else ""
     found = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
     return f"CUDA {found.group(1)}" if found else ""
 
 
 def _packages() -> Line:
     """The dependencies of Ludus, without extras."""
-    import re
-    from importlib.metadata import PackageNotFoundError, requires, version
-
-    missing = []
-    for requirement in requires("ludus") or []:
-        if "extra ==" in requirement:
-            continue
-        name = re.split(r"[<>=!~;\[ ]", requirement)[0]
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    listed = ", ".join(missing)
-    return Line(
-        "packages",
-        not missing,
-        f"missing: {listed}" if missing else "all installed",
-        f"pip install {' '.join(missing)}",
-    )
+    required = [each for each in metadata.requires("ludus") or [] if "extra ==" not in each]
+    names = [re.split(r"[<>=!~;\[ ]", requirement)[0] for requirement in required]
+    missing = [name for name in names if not _version(name)]
+    says = f"missing: {', '.join(missing)}" if missing else "all installed"
+    return Line("packages", not missing, says, f"pip install {' '.join(missing)}")
 
 
 def _machine() -> Line:
-    import os
-    import shutil
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(".").free / 2**30
-    enough = free > 1
-    return Line(
-        "machine",
-        enough,
-        f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free in this folder",
-        "Free some disk space: runs are written to this folder.",
-    )
+    says = f"{cores} cores, {memory:.0f} GiB memory, {free:.0f} GiB free in this folder"
+    return Line("machine", free > 1, says, "Free some disk space: runs are written to this folder.")
 
 
 def _gpu() -> Line:
-    import shutil
-    import subprocess
-
     if shutil.which("nvidia-smi") is None:
         return Line("gpu", False, "no NVIDIA driver", "Optional: install NVIDIA's driver to use a GPU.")
     query = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+    check = "Check the driver: run nvidia-smi."
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return Line("gpu", False, "nvidia-smi does not answer", "Check the driver: run nvidia-smi.")
-    if answer.returncode or not answer.stdout.strip():
-        cause = (answer.stderr or answer.stdout).strip().splitlines()[:1]
-        return Line(
-            "gpu",
-            False,
-            f"nvidia-smi finds no GPU{': ' + cause[0] if cause else ''}",
-            "Check the driver: run nvidia-smi.",
-        )
+        return Line("gpu", False, "nvidia-smi does not answer", check)
     cards = answer.stdout.strip().splitlines()
+    if answer.returncode or not cards:
+        cause = (answer.stderr or answer.stdout).strip().splitlines()[:1]
+        return Line("gpu", False, ": ".join(["nvidia-smi finds no GPU", *cause]), check)
     says = f"{len(cards)} x {cards[0]}"
     if not _built_for():
         return Line("gpu", False, f"{says}, but torch is built for the CPU only", "Install a CUDA build of torch.")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import random
+import tomllib
+from keyword import iskeyword
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
     from ludus.controller.client.client import ClientSession
-    from ludus.controller.client.local import LocalClient
     from ludus.environments import Environment
     from ludus.types import Action, Observation, Tool
 
@@ -69,7 +73,8 @@ def list_environments() -> None:
         try:
             environment = make(name)
             first_line = (environment.description.splitlines() or [""])[0]
-            knobs = ", ".join(f"{option}={_short(value)}" for option, value in environment.options.items())
+            texts = {option: str(value) for option, value in environment.options.items()}
+            knobs = ", ".join(f"{key}={text[:37] + '...' if len(text) > 40 else text}" for key, text in texts.items())
             notes = [f"({knobs})"] * bool(knobs)
             notes += ["[isolation: process]"] * (needs_of(environment).isolation == "process")
             asks = ", ".join(getattr(environment, "capabilities", ()))
@@ -82,14 +87,14 @@ def list_environments() -> None:
 @app.command()
 def new(name: str, folder: Annotated[Path, typer.Option(help="Folder to write to.")] = Path()) -> None:
     """Write NAME.py, a working environment as a starting point, and test_NAME.py."""
-    from keyword import iskeyword
+    from ludus.errors import ConfigError
 
     if not name.isidentifier() or name != name.lower() or iskeyword(name):
-        _fail(f"name is {name!r}; expected a lower-case Python name such as my_game")
+        raise ConfigError(f"name is {name!r}; expected a lower-case Python name such as my_game")
     cls = "".join(part.capitalize() for part in name.split("_"))
     texts = {folder / f"{name}.py": _ENVIRONMENT, folder / f"test_{name}.py": _TEST}
     if taken := [path for path in texts if path.exists()]:
-        _fail(f"{taken[0]} exists; choose another name, or remove the file first")
+        raise ConfigError(f"{taken[0]} exists; choose another name, or remove the file first")
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text.format(name=name, cls=cls))
@@ -127,32 +132,26 @@ def play(
     seed: Annotated[int, typer.Option(help="Seed of the session's noise.")] = 0,
 ) -> None:
     """Play a session yourself, or watch a random player or the solver."""
-    import asyncio
-
-    from ludus.controller.client.local import LocalClient
-    from ludus.errors import LudusError
+    from ludus.errors import ConfigError
 
     if player not in ("person", "random", "solver"):
-        _fail(f"--player is {player!r}; expected person, random or solver")
-    environment = _make(name, options)
+        raise ConfigError(f"--player is {player!r}; expected person, random or solver")
     try:
-        asyncio.run(_play(LocalClient([environment]), environment, player=player, split=split, index=task, seed=seed))
-    except LudusError as error:
-        _fail(str(error))
+        asyncio.run(_play(_make(name, options), player=player, split=split, index=task, seed=seed))
     except (EOFError, KeyboardInterrupt):
         typer.echo("\nstopped")
 
 
-async def _play(
-    client: LocalClient, environment: Environment, *, player: str, split: str, index: int, seed: int
-) -> None:
-    import random
+async def _play(environment: Environment, *, player: str, split: str, index: int, seed: int) -> None:
+    from ludus.controller.client.local import LocalClient
+    from ludus.errors import ConfigError
 
+    client = LocalClient([environment])
     tasks = await client.tasks(environment.name, split)
     if not tasks:
-        _fail(f"--split is {split!r}, in which {environment.name!r} has no tasks; try train or test")
+        raise ConfigError(f"--split is {split!r}, in which {environment.name!r} has no tasks; try train or test")
     if not 0 <= index < len(tasks):
-        _fail(f"--task is {index}; split {split!r} of {environment.name!r} has tasks 0 to {len(tasks) - 1}")
+        raise ConfigError(f"--task is {index}; split {split!r} of {environment.name!r} has tasks 0 to {len(tasks) - 1}")
     session, rng, reward, turn = await client.open(tasks[index], seed=seed), random.Random(seed), 0.0, 0
     typer.echo(tasks[index].id)
     observation = await session.start()
@@ -160,9 +159,7 @@ async def _play(
     _show(observation)
     while not observation.done and turn < (environment.max_turns or turn + 1):
         turn += 1
-        action = (
-            _ask(tools) if player == "person" else await _watch(session, rng=rng, mistakes=float(player == "random"))
-        )
+        action = _ask(tools) if player == "person" else await _watch(session, rng=rng, mistakes=player == "random")
         observation = await session.act(action)
         reward += observation.reward
         _show(observation)
@@ -170,10 +167,13 @@ async def _play(
     typer.echo(f"{'done' if observation.done else 'out of turns'} after {turn} turns, reward {reward:g}")
 
 
-async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action:
-    action = await session.solve(mistakes=mistakes, rng=rng)
-    calls = ", ".join(f"{call.name}({_arguments(call.arguments)})" for call in action.tool_calls)
-    typer.secho(f"> {calls or action.content}", fg="cyan")
+async def _watch(session: ClientSession, *, rng: random.Random, mistakes: bool) -> Action:
+    action = await session.solve(mistakes=float(mistakes), rng=rng)
+    calls = []
+    for call in action.tool_calls:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments.items())
+        calls.append(f"{call.name}({arguments})")
+    typer.secho(f"> {', '.join(calls) or action.content}", fg="cyan")
     return action
 
 
@@ -182,10 +182,8 @@ def _ask(tools: tuple[Tool, ...]) -> Action:
     from ludus.types import Action, ToolCall
 
     for tool in tools:
-        typer.secho(
-            f"  {tool.name} {' '.join(f'{name}=' for name in tool.parameters['properties'])}  {tool.description}",
-            dim=True,
-        )
+        arguments = " ".join(f"{name}=" for name in tool.parameters["properties"])
+        typer.secho(f"  {tool.name} {arguments}  {tool.description}", dim=True)
     line = input("> ")
     if not tools or not line.strip():
         return Action(content=line)
@@ -195,21 +193,10 @@ def _ask(tools: tuple[Tool, ...]) -> Action:
 
 
 def _value(text: str) -> Any:
-    import json
-
     try:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _arguments(arguments: Any) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def _show(observation: Observation) -> None:
@@ -227,28 +214,14 @@ def _make(name_or_source: str, options: list[str] | None) -> Environment:
     from ludus.environments.registry import locate
     from ludus.errors import ConfigError
 
-    name, source = locate(name_or_source)
-    try:
-        return make(name, source=source, options=_parse(options or []))
-    except ConfigError as error:
-        _fail(str(error))
-
-
-def _parse(options: list[str]) -> dict[str, Any]:
-    import tomllib
-
     parsed: dict[str, Any] = {}
-    for option in options:
+    for option in options or ():
         key, equals, text = option.partition("=")
         if not equals:
-            _fail(f"--options is {option!r}; expected key=value, e.g. size=8")
+            raise ConfigError(f"--options is {option!r}; expected key=value, e.g. size=8")
         try:
             parsed[key] = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             parsed[key] = text
-    return parsed
-
-
-def _fail(message: str) -> NoReturn:
-    typer.secho(message, fg="red", err=True)
-    raise typer.Exit(1)
+    name, source = locate(name_or_source)
+    return make(name, source=source, options=parsed)

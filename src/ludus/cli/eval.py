@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from ludus.cli import options
 
 DEFAULT = "run"
 """The subcommand of `ludus eval ...` if none is named."""
+DETAILS = {"reward": ("reward", ".2f"), "turns": ("turns", ".1f"), "unscored": ("num_unscored", "d")}
 
 
 class _Group(TyperGroup):
@@ -36,8 +38,7 @@ def run(
     model: Annotated[
         str,
         typer.Option(
-            help="Folder, pulled model, hub name, run, checkpoint folder, or URL of an OpenAI-compatible endpoint. "
-            "Default: the run file's."
+            help="Folder, pulled model, hub name, run, checkpoint or OpenAI-compatible URL. Default: the run's."
         ),
     ] = "",
     tokenizer: options.Tokenizer = "",
@@ -52,36 +53,29 @@ def run(
 ) -> None:
     """Play held-out tasks and report success with 95 % intervals.
 
-    Repeat the command to continue an interrupted evaluation.
-    """
-    from ludus.cli.progress import Progress
+    Repeat the command to continue an interrupted evaluation."""
     from ludus.errors import ConfigError
     from ludus.evaluation.page import NAME
     from ludus.launch.evaluate import evaluate_model
 
     given = {"split": split, "attempts": attempts, "num_tasks": tasks}
     keys = [f"evaluation.{key}={value}" for key, value in given.items() if value not in ("", None)]
+    keys = [*(overrides or []), *keys]
     if model and not name:
         from ludus.launch.names import slug
 
         name = f"eval-{slug(model)}"
     config = options.resolve(
-        run_file,
-        [*(overrides or []), *keys],
-        command="eval",
-        model=model,
-        tokenizer=tokenizer,
-        environments=environments,
-        name=name,
+        run_file, keys, command="eval", model=model, tokenizer=tokenizer, environments=environments, name=name
     )
     if config.engine.kind == "embedded" and config.model.name == "tiny":
-        raise ConfigError(
-            "model 'tiny' is untrained, and every run makes a new one; --model names the model to evaluate"
-        )
+        raise ConfigError("model 'tiny' is untrained and made anew by every run; --model names the model to evaluate")
     if dry_run:
         options.finish_dry_run(config, trains=False)
-    report = options.interruptible(evaluate_model(config, listeners=[Progress(config)]))
-    print_report(report)
+    report = options.interruptible(evaluate_model, config)
+    print_evaluations({"success": report}, details=DETAILS)
+    if num_unscored := sum(row["num_unscored"] for row in report["environments"]):
+        print(f"{num_unscored} attempts ended unscored; the same command plays them again.")
     print(f"Report: {config.folder / NAME}.md\nTrajectories: ludus trajectories {config.folder}")
 
 
@@ -92,8 +86,7 @@ def compare(
 ) -> None:
     """Compare evaluation B with evaluation A, task by task.
 
-    Reports the paired difference with 95 % intervals, and writes it to A's folder.
-    """
+    Reports the paired difference with 95 % intervals, and writes it to A's folder."""
     from ludus.evaluation.compare import compare as compare_trajectories
     from ludus.evaluation.page import comparison_table, write_comparison
     from ludus.store.run_folder import RunFolder
@@ -120,26 +113,22 @@ def _evaluated(folder: Any) -> list[Any]:
     return [each.trajectory for each in stored if each.step == last]
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_evaluations(reports: Mapping[str, Any], *, details: Mapping[str, tuple[str, str]]) -> None:
+    """Success in each of `reports`, and {heading: (key, format)} of the last, by environment."""
     from rich.console import Console
     from rich.table import Table
 
-    from ludus.evaluation.page import rate
+    from ludus.reports.report import estimate, success_of
 
-    table = Table(title="Success on held-out tasks (95 % interval)")
-    table.add_column("environment")
-    for column in ("success", "reward", "turns", "unscored", "n"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for row in report["environments"]:
-        success = rate(row["success"], row["success_low"], row["success_high"])
-        reward, turns = (
-            "" if row[key] is None else f"{row[key]:{form}}" for key, form in (("reward", ".2f"), ("turns", ".1f"))
-        )
-        table.add_row(
-            row["environment"], success, reward, turns, str(row["num_unscored"]), str(row["num_trajectories"])
-        )
-    num = sum(row["num_trajectories"] for row in report["environments"])
-    table.add_row("mean", rate(*report["mean_success"]), "", "", "", str(num), style="bold")
+    table = Table("environment", title="Success on held-out tasks (95 % interval)")
+    for name in (*reports, *details, "n"):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = list(reports.values())[-1]["environments"]
+    for index, row in enumerate(rows):
+        success = [success_of(report["environments"][index]) for report in reports.values()]
+        cells = ["" if row[key] is None else format(row[key], form) for key, form in details.values()]
+        table.add_row(row["environment"], *success, *cells, str(row["num_trajectories"]))
+    means = [estimate(*report["mean_success"]) for report in reports.values()]
+    num = sum(row["num_trajectories"] for row in rows)
+    table.add_row("mean", *means, *[""] * len(details), str(num), style="bold")
     Console().print(table)
-    if num_unscored := sum(row["num_unscored"] for row in report["environments"]):
-        print(f"{num_unscored} attempts ended unscored; the same command plays them again.")

@@ -93,8 +93,7 @@ def _ludus(
 ) -> None:
     """Train language-model agents with reinforcement learning, in many environments at once.
 
-    `ludus COMMAND --help` describes a command.
-    """
+    `ludus COMMAND --help` describes a command."""
 
 
 _default_format = warnings.formatwarning

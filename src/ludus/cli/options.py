@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +13,7 @@ import typer
 if TYPE_CHECKING:
     from ludus.config import RunConfig
 
+Result = dict[str, Any]
 RunFile = Annotated[Path | None, typer.Argument(metavar="RUN_FILE", help="TOML run file; optional.")]
 Overrides = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Keys to override, for example rollout.max_tokens=4096.")
@@ -21,10 +22,7 @@ Environments = Annotated[
     str, typer.Option(help="Comma-separated names, module:Class or file.py, or `all`. Default: those of the run file.")
 ]
 Tokenizer = Annotated[
-    str,
-    typer.Option(
-        help="Folder or name of the tokenizer, for a --model URL that returns token ids. Default: play in text."
-    ),
+    str, typer.Option(help="Folder or name of the tokenizer of a --model URL that returns token ids. Default: text.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the resolved run and exit.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="Folder of a run, or its name under runs/.")]
@@ -71,7 +69,7 @@ def finish_dry_run(config: RunConfig, *, trains: bool) -> None:
     from ludus.config import HERE, WORKERS, dump_config
     from ludus.launch.environments import make_environments
 
-    make_environments(config, at=(HERE, WORKERS))  # checks names and options, where the code is here
+    make_environments(config, at=(HERE, WORKERS))  # checks names and options
     print(dump_config(config), end="")
     if config.engine.kind == "embedded":
         from ludus.launch.devices import chosen
@@ -84,9 +82,11 @@ def finish_dry_run(config: RunConfig, *, trains: bool) -> None:
     raise typer.Exit
 
 
-def interruptible(work: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-    """Runs a coroutine; its cancellation by a signal becomes a KeyboardInterrupt."""
+def interruptible(work: Callable[..., Coroutine[Any, Any, Result]], config: RunConfig, **options: Any) -> Result:
+    """Runs work(config, **options) with a display; a cancellation becomes a KeyboardInterrupt."""
+    from ludus.cli.progress import Progress
+
     try:
-        return asyncio.run(work)
+        return asyncio.run(work(config, listeners=[Progress(config)], **options))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None

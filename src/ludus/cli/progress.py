@@ -82,7 +82,14 @@ class Progress:
         last_step = board.num_evaluated == board.num_evaluating if board.is_playing else board.step == board.steps
         if kind == "evaluation" or last_step or now - self._last_line >= PLAIN_EVERY_S:
             self._last_line = now
-            text = {"evaluation": held_out_line, "trajectory": played_line}.get(kind, step_line)(board)
+            if kind == "evaluation":
+                rates = ", ".join(f"{name} {rate}" for name, rate in board.held_out.items())
+                text = f"held-out success: {rates}"
+            elif kind == "trajectory":
+                played = f"{board.num_evaluated}/{board.num_evaluating}"
+                text = f"{board.phase}: session {played}, {clock_text(board.elapsed_s)} elapsed"
+            else:
+                text = step_line(board)
             # not console.print: rich ends the process when a pipe closes
             print(text, file=self._console.file, flush=True)
 
@@ -163,14 +170,6 @@ def step_line(board: Scoreboard) -> str:
     scores = ["reward (success): " + ", ".join(rates)] if rates else []
     left = [f"{clock_text(board.left_s)} left"] if board.left_s else []
     return " · ".join([f"step {board.step}/{board.steps}", *scores, *_facts(board), *left])
-
-
-def held_out_line(board: Scoreboard) -> str:
-    return "held-out success: " + ", ".join(f"{name} {rate}" for name, rate in board.held_out.items())
-
-
-def played_line(board: Scoreboard) -> str:
-    return f"{board.phase}: session {board.num_evaluated}/{board.num_evaluating}, {clock_text(board.elapsed_s)} elapsed"
 
 
 def clock_text(seconds: float | None) -> str:

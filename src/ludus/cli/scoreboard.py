@@ -107,7 +107,7 @@ class Scoreboard:
 
     def _evaluated(self, report: Mapping[str, Any]) -> None:
         self.num_evaluated = 0
-        if len(self._step_times) == 1:  # the evaluation before the first step is not part of a step's time
+        if len(self._step_times) == 1:  # an evaluation before the first step is not part of it
             self._step_times[0] = self._clock()
         for result in report.get("environments", ()):
             rates = [number(result.get(key)) for key in ("success", "success_low", "success_high")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
@@ -9,9 +10,8 @@ import typer
 if TYPE_CHECKING:
     from ludus.environments import Environment
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Serve environments or a model to other processes and machines."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Serve environments or a model to other processes.")
+_port = partial(typer.Option, min=0, max=65535, help="Port; 0 takes a free one, named in the line printed when ready.")
 
 SERVED = ("model.", "engine.", "devices", "rollout.max_tokens")
 """Keys of a run file that `ludus serve engine` reads."""
@@ -20,9 +20,7 @@ SERVED = ("model.", "engine.", "devices", "rollout.max_tokens")
 @app.command()
 def controller(
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, access tokens are required."),
-    port: int = typer.Option(
-        7100, min=0, max=65535, help="Port; 0 takes a free one, reported in the line printed when ready."
-    ),
+    port: int = _port(7100),
     state: str = typer.Option("", help="Folder for the state that survives a restart; empty: keep none."),
     tokens: str = typer.Option(
         "",
@@ -32,15 +30,9 @@ def controller(
     max_rate: float = typer.Option(
         10_000.0, min=0, help="Calls per second and client; more get status 429. 0: no limit."
     ),
-    heartbeat_s: float = typer.Option(
-        5.0, help="Seconds between heartbeats; after three silent ones a worker is lost."
-    ),
-    grace_s: float = typer.Option(
-        5.0, help="Seconds in which a disconnected worker may return before its sessions end as failed."
-    ),
-    agentrl_grpc_port: int | None = typer.Option(
-        None, min=0, max=65535, help="Loopback port for AgentRL workers that connect by gRPC; 0 takes a free one."
-    ),
+    heartbeat_s: float = typer.Option(5.0, help="Seconds between heartbeats; a worker that misses three is lost."),
+    grace_s: float = typer.Option(5.0, help="Seconds for a disconnected worker to return before its sessions fail."),
+    agentrl_grpc_port: int | None = _port(None, help="Loopback port for AgentRL workers by gRPC; 0 takes a free one."),
 ) -> None:
     """Serve a controller. Workers register with it, and it places sessions on them."""
     from ludus.controller.service.server import Settings
@@ -66,17 +58,15 @@ def worker(
     environments: list[str] = typer.Argument(
         None, help="Names of environments, or module:Class, file.py or file.py:Class.", show_default=False
     ),
-    run: str = typer.Option(
-        "", "--run", help="A run file; serves its environments that are not `here`, with their options."
-    ),
+    run: str = typer.Option("", "--run", help="Run file; serves its environments not `here`, with their options."),
     controller: str = typer.Option("http://127.0.0.1:7100", help="URL of the controller to register with."),
     slots: int = typer.Option(64, min=1, help="Concurrent sessions of all its environments together."),
     host: str = typer.Option("127.0.0.1", help="Address on which clients reach this worker for turns."),
-    port: int = typer.Option(0, min=0, max=65535, help="Port for clients; 0 takes a free one."),
+    port: int = _port(0, help="Port for clients; 0 takes a free one."),
     token: str = typer.Option("", envvar="LUDUS_TOKEN", help="Access token for the controller, if it requires one."),
     drain_s: float = typer.Option(600.0, min=0, help="Seconds that running sessions may continue after SIGTERM."),
     process_sessions: int = typer.Option(
-        100, min=1, help="Sessions after which a process of an environment with isolation = process is replaced."
+        100, min=1, help="Sessions after which the process of an isolated environment is replaced."
     ),
     process_mb: float = typer.Option(
         1024.0, min=1, help="MiB beyond which such a process is replaced after its session; at twice that it is killed."
@@ -86,15 +76,17 @@ def worker(
     from ludus.controller.worker.worker import serve_worker
     from ludus.hosting.process_pool import PoolLimits
 
+    hosted = _made(environments or [], run=run)
+    limits = PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20))
     serve_worker(
-        _made(environments or [], run=run),
+        hosted,
         controller=controller,
         slots=slots,
         token=token,
         host=host,
         port=port,
         drain_s=drain_s,
-        pool_limits=PoolLimits(max_processes=slots, max_sessions=process_sessions, max_bytes=int(process_mb * 2**20)),
+        pool_limits=limits,
     )
 
 
@@ -122,13 +114,9 @@ def _made(names: list[str], *, run: str) -> list[Environment]:
 @app.command()
 def engine(
     model: str = typer.Argument(help="A folder (such as a run's export), a hub name, or a pulled model."),
-    overrides: list[str] = typer.Argument(
-        None, help="Keys of a run file, e.g. engine.max_running=32 rollout.max_tokens=4096."
-    ),
+    overrides: list[str] = typer.Argument(None, help="Keys of a run file, e.g. engine.max_running=32."),
     host: str = typer.Option("127.0.0.1", help="Address to listen on; beyond loopback, LUDUS_API_KEY must be set."),
-    port: int = typer.Option(
-        7200, min=0, max=65535, help="Port; 0 takes a free one, reported in the line printed when ready."
-    ),
+    port: int = _port(7200),
 ) -> None:
     """Serve a model behind an OpenAI-compatible endpoint, with the embedded engine."""
     from ludus.config import load_config

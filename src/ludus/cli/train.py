@@ -38,8 +38,7 @@ def train(
 
     Takes a run file, or `--model M --environments A,B` alone. Device, dtype, batch sizes and the
     engine's memory are chosen for this machine; --dry-run prints them. Ctrl-C finishes the step and
-    saves a checkpoint.
-    """
+    saves a checkpoint."""
     config = resolve(run_file, overrides, command="train", model=model, environments=environments, dry_run=dry_run)
     result = _train(config, resume=resume)
     if not result["finished"]:
@@ -62,11 +61,10 @@ def sft(run_file: RunFile = None, overrides: Overrides = None, dry_run: DryRun =
 
 def evolve(run_file: EvolveFile = None, overrides: Overrides = None, dry_run: DryRun = False) -> None:
     """Play, keep the successes, clone them, and repeat (AgentEvol)."""
-    from ludus.cli.progress import Progress
     from ludus.launch.evolve import evolve as play_and_clone
 
     config = resolve(run_file, overrides, command="evolve", dry_run=dry_run)
-    result = interruptible(play_and_clone(config, listeners=[Progress(config)]))
+    result = interruptible(play_and_clone, config)
     rates = ", ".join(f"{rate:.0%}" for rate in result["success"])
     print(f"Success while playing, by round: {rates}. Cloned {result['kept']} trajectories.\nModel: {result['export']}")
 
@@ -79,8 +77,7 @@ def quickstart(
 ) -> None:
     """Train a tiny agent on three worlds on this CPU, in minutes.
 
-    Clones a scripted policy that makes random mistakes, then trains the clone.
-    """
+    Clones a scripted policy that makes random mistakes, then trains the clone."""
     began = time.monotonic()
     config = _fresh_name(resolve(run_file, overrides, command="quickstart"))
     print("Warm start: cloning a scripted policy that makes random mistakes.")
@@ -101,32 +98,28 @@ def quickstart(
 
 def _fresh_name(config: RunConfig) -> RunConfig:
     """The first free name of quickstart, quickstart-2, ..., so that the command can be repeated."""
-    for number in range(1, 10_000):
-        name = config.name if number == 1 else f"{config.name}-{number}"
-        renamed = config.model_copy(update={"name": name})
-        if not renamed.folder.exists() and not renamed.folder.with_name(f"{name}-sft").exists():
-            return renamed
-    raise AssertionError("ten thousand quickstarts")
+    number, renamed = 1, config
+    while renamed.folder.exists() or renamed.folder.with_name(f"{renamed.name}-sft").exists():
+        number += 1
+        renamed = config.model_copy(update={"name": f"{config.name}-{number}"})
+    return renamed
 
 
 def _sft(config: RunConfig) -> dict[str, Any]:
-    from ludus.cli.progress import Progress
     from ludus.launch.clone import sft as clone
 
-    return interruptible(clone(config, listeners=[Progress(config)]))
+    return interruptible(clone, config)
 
 
 def _train(config: RunConfig, *, resume: bool) -> dict[str, Any]:
-    from ludus.cli.progress import Progress
-    from ludus.launch.train import train as train_run  # before the event loop starts, or Ctrl-C waits for the import
+    from ludus.launch.train import train as train_run  # not in the event loop: Ctrl-C would wait
 
-    return interruptible(train_run(config, resume=resume, listeners=[Progress(config)], on_loop=_stop_on_ctrl_c))
+    return interruptible(train_run, config, resume=resume, on_loop=_stop_on_ctrl_c)
 
 
 def _stop_on_ctrl_c(loop: Loop) -> None:
     """The first SIGINT or SIGTERM finishes the step and saves; the second one cancels."""
-    running = asyncio.get_running_loop()
-    task = asyncio.current_task()
+    running, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def stop() -> None:
         if loop.stopped and task is not None:
@@ -141,24 +134,9 @@ def _stop_on_ctrl_c(loop: Loop) -> None:
 
 
 def _print_evaluations(result: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ludus.evaluation.page import rate
+    from ludus.cli.eval import print_evaluations
 
     reports = {name: result[name] for name in ("before", "after") if result.get(name)}
-    if not reports:
-        return
-    table = Table(title="Success on held-out tasks (95 % interval)")
-    table.add_column("environment")
-    for name in reports:
-        table.add_column(name if len(reports) > 1 else "success", justify="right")
-    table.add_column("n", justify="right")
-    last = next(reversed(reports.values()))["environments"]
-    for index, row in enumerate(last):
-        found = [report["environments"][index] for report in reports.values()]
-        cells = [rate(each["success"], each["success_low"], each["success_high"]) for each in found]
-        table.add_row(row["environment"], *cells, str(row["num_trajectories"]))
-    mean = [rate(*report["mean_success"]) for report in reports.values()]
-    table.add_row("mean", *mean, str(sum(row["num_trajectories"] for row in last)), style="bold")
-    Console().print(table)
+    if reports:
+        names = reports if len(reports) > 1 else ("success",)
+        print_evaluations(dict(zip(names, reports.values(), strict=True)), details={})

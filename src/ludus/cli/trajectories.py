@@ -27,32 +27,25 @@ UNFOLDED = 10_000
 def trajectories(
     run: Run,
     environment: Annotated[str, typer.Option(help="Keep one environment. Default: all.")] = "",
-    step: Annotated[
-        str, typer.Option(help='Keep these optimiser steps: "7", "10:20", "10:" or ":20". Default: all.')
-    ] = "",
-    reward: Annotated[
-        str, typer.Option(help='Keep these rewards: ">=1", "<0.5", "0.2:0.8" or "0". Default: all.')
-    ] = "",
+    step: Annotated[str, typer.Option(help='Keep these steps: "7", "10:20", "10:" or ":20". Default: all.')] = "",
+    reward: Annotated[str, typer.Option(help='Keep rewards: ">=1", "<0.5", "0.2:0.8" or "0". Default: all.')] = "",
     stop: Annotated[str, typer.Option(help="Keep one stop: done, max_turns, invalid, failed, ... Default: all.")] = "",
     split: Annotated[str, typer.Option(help="Keep one split, for example train or test. Default: all.")] = "",
     limit: Annotated[int, typer.Option(min=0, help="List at most this many, the newest; 0: all.")] = 20,
     show: Annotated[str, typer.Option(metavar="ID", help="Print one trajectory as a conversation.")] = "",
     tokens: Annotated[
-        bool, typer.Option("--tokens", help="With --show: also print token ids, and which were sampled.")
+        bool, typer.Option("--tokens", help="With --show: also token ids, and which are sampled.")
     ] = False,
 ) -> None:
     """List the trajectories of a run, newest last, or print one as a conversation.
 
-    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works too.
-    """
+    The files are JSON lines: `jq 'select(.reward < 1) | .id' RUN/trajectories/*.jsonl` works."""
     from rich.console import Console
 
     from ludus.store.run_folder import RunFolder
 
     folder, errors = RunFolder.open(run), Console(stderr=True)
-    records = folder.records(
-        report=lambda problem: errors.print(problem, style="yellow", markup=False, highlight=False)
-    )
+    records = folder.records(report=partial(errors.print, style="yellow", markup=False, highlight=False))
     if show:
         from ludus.cli.conversation import print_trajectory
 
@@ -74,8 +67,7 @@ def report(run: Run) -> None:
 def profile(run: Run) -> None:
     """Show where the time of a run goes, its speed and its bottleneck.
 
-    Also draws the timeline to RUN/plots/timeline.png. Works during the run.
-    """
+    Also draws the timeline to RUN/plots/timeline.png. Works during the run."""
     from ludus.errors import ConfigError
     from ludus.reports.profile import draw_timeline, figures, timeline_text
     from ludus.reports.profile import profile as profile_of
@@ -89,9 +81,7 @@ def profile(run: Run) -> None:
         )
     rows = figures(made)
     width = max((len(name) for name, _ in rows), default=0)
-    print(timeline_text(made))
-    print()
-    print("\n".join(f"{name:{width}}  {value}" for name, value in rows))
+    print(timeline_text(made), "", *(f"{name:{width}}  {value}" for name, value in rows), sep="\n")
     print(f"\n{made.verdict.text}\n", flush=True)  # before the plot: the folder may not be writable
     print(draw_timeline(made, into=folder.plots))
 
@@ -102,7 +92,7 @@ def _choose(
     """(the newest `limit` matching records, number of matching records, number of records)."""
     from ludus.errors import ConfigError, nearest
 
-    steps, rewards = parse_range(step, option="--step"), parse_range(reward, option="--reward")
+    ranges = {"step": parse_range(step, option="--step"), "reward": parse_range(reward, option="--reward")}
     asked = {key: text for key, text in texts.items() if text}
     seen: dict[str, set[str]] = {key: set() for key in asked}
     chosen: deque[Record] = deque(maxlen=limit or None)
@@ -112,12 +102,12 @@ def _choose(
         for key, values in seen.items():
             values.add(str(record.get(key)))
         fits = all(record.get(key) == text for key, text in asked.items())
-        if fits and steps(float(record.get("step", math.nan))) and rewards(float(record.get("reward", math.nan))):
+        if fits and all(inside(float(record.get(key, math.nan))) for key, inside in ranges.items()):
             num_fitting += 1
             chosen.append(record)
     for key, text in asked.items():
-        if num_records and text not in seen[key]:
-            known = sorted(seen[key])
+        known = sorted(seen[key])
+        if known and text not in known:
             raise ConfigError(
                 f"no trajectory has {key} {text!r}.{nearest(text, known)} In this run: {', '.join(known)}."
             )
@@ -138,9 +128,7 @@ def parse_range(text: str, *, option: str) -> Callable[[float], bool]:
     if (found := re.fullmatch(rf"({number})?:({number})?", text)) and text != ":":
         low, high = float(found[1] or -math.inf), float(found[2] or math.inf)
         return lambda value: low <= value <= high
-    raise ConfigError(
-        f'{option} is {text!r}; expected a number, a comparison such as ">=1", or a range such as "0.2:0.8"'
-    )
+    raise ConfigError(f'{option} is {text!r}; expected a number, a comparison (">=1") or a range ("0.2:0.8")')
 
 
 _close = partial(math.isclose, abs_tol=1e-9)

@@ -1,7 +1,7 @@
 """Keys that a command does not read. Promise: an override that would change nothing is refused.
 
-Several commands share a run file, so a file may have keys that the command does not read. An
-override is meant for the command.
+Commands share a run file, so it may have keys that the command does not read. An override is meant
+for the command.
 """
 
 from __future__ import annotations

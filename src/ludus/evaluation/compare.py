@@ -53,7 +53,11 @@ def compare(a: Iterable[Trajectory], b: Iterable[Trajectory]) -> list[Comparison
     ours, theirs = _scored(a), _scored(b)
     pairs = {key: (ours[key], theirs[key]) for key in ours.keys() & theirs.keys()}
     for one, other in pairs.values():
-        _require_same_task(one, other)
+        if to_json(one.task.data) != to_json(other.task.data):
+            raise ConfigError(
+                f"task {one.task.id!r} differs between the evaluations: the environment had other options or another "
+                "version. Evaluate both with the same run file."
+            )
     if not pairs:
         raise ConfigError(
             f"nothing to compare: {len(ours)} scored attempts here and {len(theirs)} there, none at the same task. "
@@ -118,11 +122,3 @@ def _compare(
 
 def _scored(trajectories: Iterable[Trajectory]) -> dict[Key, Trajectory]:
     return {(each.task.id, each.attempt): each for each in trajectories if each.stop.scored}
-
-
-def _require_same_task(one: Trajectory, other: Trajectory) -> None:
-    if to_json(one.task.data) != to_json(other.task.data):
-        raise ConfigError(
-            f"task {one.task.id!r} differs between the evaluations: the environment had other options or another version. "
-            "Evaluate both with the same run file."
-        )

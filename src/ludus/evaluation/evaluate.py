@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from ludus.evaluation.statistics import mean_success, summarise, summarise_categories
@@ -29,20 +30,12 @@ async def evaluate(
     on_trajectory: OnTrajectory = ignore,
     finished: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Plays every task `attempts` times; attempts that are scored in `finished` are not played
-    again."""
+    """Plays every task `attempts` times, except the attempts that are scored in `finished`."""
     known = {(each.task.id, each.attempt): each for each in finished if each.stop.scored}
     keys = [(task, index) for task in tasks for index in range(attempts)]
+    order = partial(Order, retries=RETRIES, policy=policy, temperature=temperature)
     orders = [
-        Order(
-            f"{prefix}/{task.id}",
-            task,
-            seed=(seed, "evaluation", task.id),
-            attempts=(index,),
-            retries=RETRIES,
-            policy=policy,
-            temperature=temperature,
-        )
+        order(f"{prefix}/{task.id}", task, seed=(seed, "evaluation", task.id), attempts=(index,))
         for task, index in keys
         if (task.id, index) not in known
     ]

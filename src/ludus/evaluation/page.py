@@ -7,20 +7,17 @@ RUN/evaluation.json  RUN/evaluation.md  RUN/plots/evaluation.png"""
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ludus.evaluation.compare import Comparison, mean_difference
 from ludus.evaluation.statistics import to_json
 from ludus.reports import plots
-from ludus.reports.report import table
+from ludus.reports.report import estimate, success_of, table
 from ludus.store.lines import naming_failure
 from ludus.store.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Row = Mapping[str, Any]
 NAME = "evaluation"
@@ -30,43 +27,63 @@ def write_evaluation(folder: RunFolder, report: Mapping[str, Any], *, about: Map
     """Writes the three files; returns the path of the Markdown."""
     rows: list[Row] = report["environments"]
     plot = folder.plots / f"{NAME}.png"
-    plots.draw(plot, [_rates(rows)], height=1.1 + 0.3 * len(rows))
+    bars = {row["environment"]: [row[key] for key in plots.SUCCESS] for row in rows if row["success"] is not None}
+    panel = partial(plots.intervals, rows=bars, title="Success, 95 % intervals")
+    plots.draw(plot, [panel], height=1.1 + 0.3 * len(rows))
     whole = {**about, **report}
-    return _write(folder.path / NAME, whole, markdown=evaluation_page(whole, plot=f"plots/{plot.name}"))
+    return _write(folder.path / NAME, whole, markdown=_page(whole, plot=f"plots/{plot.name}"))
 
 
-def evaluation_page(report: Mapping[str, Any], *, plot: str = "") -> str:
-    stops = sorted({stop for row in report["environments"] for stop in row["stops"]})
-    counts = {name: sum(row["stops"].get(name, 0) for row in report["environments"]) for name in stops}
-    note = "Success is pass@1; 95 % intervals, clustered by task. Unscored sessions failed in the environment or engine and do not count."
+def _page(report: Mapping[str, Any], *, plot: str) -> str:
+    rows: list[Row] = report["environments"]
+    stops = sorted({stop for row in rows for stop in row["stops"]})
+    by_stop = [[row["stops"].get(stop, 0) for stop in stops] for row in rows]
+    played = [(row["environment"], *map(str, counts)) for row, counts in zip(rows, by_stop, strict=True)]
+    played.append(("all", *(str(sum(counts)) for counts in zip(*by_stop, strict=True))))
+    categories = [_result_cells(f"{row['environment']}: {row['category']}", row) for row in report["categories"]]
+    causes = [(name, why, str(num)) for name, found in report["failures"].items() for why, num in found.items()]
+    where = f" at {report['endpoint']}" if report.get("endpoint") else ""
     parts = [
         f"# Evaluation of {report['model']}",
-        _settings(report),
+        f"`{report['model']}`{where}, played in {'tokens' if report['words'] == 'tokens' else 'text'}. Split "
+        f"`{report['split']}`, {report['attempts']} attempts at each of at most {report['num_tasks']} tasks per "
+        f"environment, temperature {report['temperature']:g}, seed {report['seed']}.",
         evaluation_table(report),
-        note,
-        f"![success by environment]({plot})" if plot else "",
-        _categories(report["categories"]),
-        "## Stops\n\n" + _stop_table(report["environments"], counts),
-        _failures(report["failures"]),
+        _NOTE,
+        f"![success by environment]({plot})",
+        _section("By category", _HEADING, categories),
+        _section("Stops", ("environment", *stops), played),
+        _section("Causes of unscored sessions", ("environment", "cause", "sessions"), causes),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(title: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return f"## {title}\n\n{table(heading, rows)}" if rows else ""
 
 
 def evaluation_table(report: Mapping[str, Any]) -> str:
     """One row per environment, and their mean."""
     rows = [_result_cells(row["environment"], row) for row in report["environments"]]
     num = sum(row["num_trajectories"] for row in report["environments"])
-    mean = ["mean", rate(*report["mean_success"]), *[""] * 6, str(num)]
+    mean = ["mean", estimate(*report["mean_success"]), *[""] * 6, str(num)]
     return table(_HEADING, [*rows, _bold(mean)])
 
 
+_NOTE = (
+    "Success is pass@1; 95 % intervals, clustered by task. Unscored sessions failed in the environment or engine and do "
+    "not count."
+)
 _HEADING = ("environment", "success", "pass@k", "reward", "turns", "tokens", "invalid", "unscored", "n")
 
 
 def write_comparison(folder: Path, comparisons: Sequence[Comparison], *, a: str, b: str) -> Path:
     """Writes FOLDER/NAME.json, .md and .png; returns the path of the Markdown."""
     path = folder / f"compare-{Path(b).name}"
-    plots.draw(path.with_name(path.name + ".png"), [_gaps(comparisons)], height=1.1 + 0.3 * len(comparisons))
+    bars = {each.environment: each.difference for each in comparisons}
+    title = "Difference in success (B minus A), 95 % intervals"
+    panel = partial(plots.intervals, rows=bars, title=title, signed=True)
+    plots.draw(path.with_name(path.name + ".png"), [panel], height=1.1 + 0.3 * len(bars))
     mean = mean_difference(comparisons)
     data = {"a": a, "b": b, "mean_difference": mean, "environments": [each.to_dict() for each in comparisons]}
     page = "\n\n".join(
@@ -86,10 +103,10 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
     rows = [
         (
             each.environment,
-            _share(each.success_a),
-            _share(each.success_b),
-            rate(*each.difference, sign=True),
-            interval(*each.reward_difference, sign=True),
+            estimate(each.success_a),
+            estimate(each.success_b),
+            estimate(*each.difference, form="+.1%"),
+            estimate(*each.reward_difference, form="+.2f"),
             f"{each.wins}, {each.losses}",
             f"{each.p:.3f}",
             str(each.num_tasks),
@@ -98,7 +115,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
         for each in comparisons
     ]
     tasks, pairs = sum(each.num_tasks for each in comparisons), sum(each.num_pairs for each in comparisons)
-    mean = ("mean", "", "", rate(*mean_difference(comparisons), sign=True), "", "", "", str(tasks), str(pairs))
+    mean = ("mean", "", "", estimate(*mean_difference(comparisons), form="+.1%"), "", "", "", str(tasks), str(pairs))
     return table(heading, [*rows, _bold(mean)])
 
 
@@ -106,97 +123,23 @@ def _bold(cells: Sequence[str]) -> list[str]:
     return [f"**{cell}**" if cell else "" for cell in cells]
 
 
-def _settings(report: Mapping[str, Any]) -> str:
-    where = f" at {report['endpoint']}" if report.get("endpoint") else ""
-    words = "in tokens" if report["words"] == "tokens" else "in text"
-    return (
-        f"`{report['model']}`{where}, played {words}. Split `{report['split']}`, {report['attempts']} attempts at each of at most "
-        f"{report['num_tasks']} tasks per environment, temperature {report['temperature']:g}, seed {report['seed']}."
-    )
-
-
-def _categories(rows: Sequence[Row]) -> str:
-    cells = [_result_cells(f"{row['environment']}: {row['category']}", row) for row in rows]
-    return "## By category\n\n" + table(_HEADING, cells) if cells else ""
-
-
-def _stop_table(rows: Sequence[Row], counts: Mapping[str, int]) -> str:
-    body = [[row["environment"], *(str(row["stops"].get(stop, 0)) for stop in counts)] for row in rows]
-    return table(("environment", *counts), [*body, ["all", *map(str, counts.values())]])
-
-
-def _failures(failures: Mapping[str, Mapping[str, int]]) -> str:
-    rows = [(name, cause, str(count)) for name, causes in failures.items() for cause, count in causes.items()]
-    return "## Causes of unscored sessions\n\n" + table(("environment", "cause", "sessions"), rows) if rows else ""
-
-
 def _result_cells(name: str, row: Row) -> list[str]:
     largest = max(row["pass_at_k"], key=int, default=None)
     passes = ""
     if largest is not None:
         bounds = [row[f"pass_at_k{end}"][largest] for end in ("", "_low", "_high")]
-        passes = f"k={largest}: {rate(*bounds)}"
+        passes = f"k={largest}: {estimate(*bounds)}"
     return [
         name,
-        rate(row["success"], row["success_low"], row["success_high"]),
+        success_of(row),
         passes,
-        interval(row["reward"], row["reward_low"], row["reward_high"]),
-        _number(row["turns"], ".1f"),
-        _number(row["tokens"], ".0f"),
-        _share(row["invalid_rate"]),
+        estimate(row["reward"], row["reward_low"], row["reward_high"], form=".2f"),
+        estimate(row["turns"], form=".1f"),
+        estimate(row["tokens"], form=".0f"),
+        estimate(row["invalid_rate"]),
         str(row["num_unscored"]),
         f"{row['num_trajectories']} ({row['num_tasks']} tasks)",
     ]
-
-
-def rate(value: float | None, low: float | None, high: float | None, *, sign: bool = False) -> str:
-    if not (_known(value) and _known(low) and _known(high)):
-        return "not known"
-    form = "+.1%" if sign else ".1%"
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
-
-
-def interval(value: float | None, low: float | None, high: float | None, *, sign: bool = False) -> str:
-    if not _known(value):
-        return "not known"
-    form = "+.2f" if sign else ".2f"
-    spread = _known(low) and _known(high) and low != high  # else all alike, or a single task
-    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if spread else f"{value:{form}}"
-
-
-def _share(value: float | None) -> str:
-    return f"{value:.1%}" if _known(value) else "not known"
-
-
-def _number(value: float | None, form: str) -> str:
-    return format(value, form) if value is not None and _known(value) else "not known"
-
-
-def _known(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _rates(rows: Sequence[Row]) -> plots.Panel:
-    def panel(axes: Axes) -> None:
-        known = [row for row in rows if _known(row["success"])]
-        bars = [[row[f"success{end}"] for row in known] for end in ("", "_low", "_high")]
-        plots.intervals(axes, [row["environment"] for row in known], *bars)
-        axes.set_title("Success, 95 % intervals")
-        axes.set_xlim(-0.02, 1.02)
-        axes.xaxis.set_major_formatter("{x:.0%}")
-
-    return panel
-
-
-def _gaps(comparisons: Sequence[Comparison]) -> plots.Panel:
-    def panel(axes: Axes) -> None:
-        bars = [[each.difference[end] for each in comparisons] for end in range(3)]
-        plots.intervals(axes, [each.environment for each in comparisons], *bars)
-        axes.axvline(0, color=plots.INK, linestyle="--", linewidth=1.0)
-        axes.set_title("Difference in success (B minus A), 95 % intervals")
-        axes.xaxis.set_major_formatter("{x:+.0%}")
-
-    return panel
 
 
 def _write(path: Path, data: Mapping[str, Any], *, markdown: str) -> Path:

@@ -39,8 +39,7 @@ NOTHING = Interval(math.nan, math.nan, math.nan)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentResult:
-    """One environment's result: means over scored trajectories; `reward_low` is -inf with a single
-    task."""
+    """Means over one environment's scored trajectories; `reward_low` is -inf with one task."""
 
     environment: str
     category: str
@@ -50,8 +49,7 @@ class EnvironmentResult:
     num_trajectories: int
     """Scored trajectories; the n of every rate here."""
     num_unscored: int
-    """Sessions that failed in the environment or engine; in no rate. Many of them make the rates
-    doubtful."""
+    """Sessions that failed in the environment or engine; in no rate."""
     success: float
     success_low: float
     success_high: float
@@ -108,16 +106,8 @@ def wilson(successes: float, n: float) -> Interval:
 
 
 def clustered_success(clusters: Sequence[Sequence[bool]]) -> Interval:
-    """Success over tasks with several attempts each: Wilson's interval at the effective number of
-    attempts, which lies between the number of tasks and the number of attempts."""
-    attempts = [float(success) for cluster in clusters for success in cluster]
-    if not attempts:
-        return NOTHING
-    rate, n, num_tasks = fmean(attempts), len(attempts), sum(bool(cluster) for cluster in clusters)
-    variance = _clustered_variance(clusters, mean=rate)
-    effective = rate * (1 - rate) / variance if variance and 0 < rate < 1 else num_tasks
-    effective = min(n, max(num_tasks, effective))
-    return wilson(rate * effective, effective)._replace(value=rate)
+    """Success over tasks with several attempts each."""
+    return _clustered_wilson(clusters, num_attempts=sum(map(len, clusters)))
 
 
 def clustered_mean(clusters: Sequence[Sequence[float]]) -> Interval:
@@ -133,8 +123,7 @@ def clustered_mean(clusters: Sequence[Sequence[float]]) -> Interval:
 
 
 def mean_interval(parts: Sequence[Interval]) -> Interval:
-    """The mean of independent estimates; distances to their limits add in squares, each side
-    apart."""
+    """The mean of independent estimates; each side's distances to the limits add in squares."""
     if not parts:
         return NOTHING
     mean = fmean(part.value for part in parts)
@@ -144,24 +133,30 @@ def mean_interval(parts: Sequence[Interval]) -> Interval:
 
 
 def pass_at_k(clusters: Sequence[Sequence[bool]], k: int) -> Interval:
-    """Unbiased: the mean over tasks with n >= k attempts of 1 - C(n - c, k) / C(n, k), with
-    Wilson's interval at the effective number of tasks."""
+    """Unbiased: the mean over tasks with n >= k attempts of 1 - C(n - c, k) / C(n, k)."""
     rates = [
-        1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)
+        [1 - math.comb(len(cluster) - sum(cluster), k) / math.comb(len(cluster), k)]
         for cluster in clusters
         if len(cluster) >= k
     ]
+    return _clustered_wilson(rates, num_attempts=sum(map(len, clusters)))
+
+
+def _clustered_wilson(clusters: Sequence[Sequence[float]], *, num_attempts: int) -> Interval:
+    """The mean of rates with Wilson's interval at the effective number of attempts, which lies
+    between the number of tasks and `num_attempts`."""
+    rates = [float(rate) for cluster in clusters for rate in cluster]
     if not rates:
         return NOTHING
-    rate, variance = fmean(rates), _clustered_variance([[each] for each in rates], mean=fmean(rates))
-    known = rate * (1 - rate) / variance if variance and 0 < rate < 1 else len(rates)
-    effective = min(max(known, len(rates)), sum(map(len, clusters)))
-    return wilson(rate * effective, effective)._replace(value=rate)
+    mean, num_tasks = fmean(rates), sum(bool(cluster) for cluster in clusters)
+    variance = _clustered_variance(clusters, mean=mean)
+    known = mean * (1 - mean) / variance if variance and 0 < mean < 1 else num_tasks
+    effective = min(num_attempts, max(num_tasks, known))
+    return wilson(mean * effective, effective)._replace(value=mean)
 
 
 def student_t(degrees: int) -> float:
-    """97.5 % quantile of Student's t: exact for 1 and 2 degrees, else expanded (error below
-    0.01)."""
+    """97.5 % quantile of Student's t: exact for 1 and 2 degrees, else within 0.01."""
     if degrees == 1:
         return math.tan(math.pi * 0.475)
     if degrees == 2:
@@ -193,7 +188,8 @@ def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category
     success = clustered_success(successes)
     reward = clustered_mean([[trajectory.reward for trajectory in each] for each in attempts])
     passes = {k: pass_at_k(successes, k) for k in _ks(min(map(len, successes), default=0))}
-    num_turns = sum(len(trajectory.turns) for trajectory in scored)
+    turns = [turn for trajectory in scored for turn in trajectory.turns]
+    counted = bool(scored) and all(turn.num_tokens for turn in turns)  # else its server did not count them
     return EnvironmentResult(
         environment=environment,
         category=category,
@@ -206,20 +202,14 @@ def _summarise(trajectories: Sequence[Trajectory], *, environment: str, category
         reward=reward.value,
         reward_low=reward.low,
         reward_high=reward.high,
-        turns=num_turns / len(scored) if scored else math.nan,
-        tokens=_mean_tokens(scored),
-        invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, num_turns) if scored else math.nan,
+        turns=len(turns) / len(scored) if scored else math.nan,
+        tokens=fmean(trajectory.num_sampled for trajectory in scored) if counted else math.nan,
+        invalid_rate=sum(trajectory.num_invalid for trajectory in scored) / max(1, len(turns)) if scored else math.nan,
         pass_at_k={k: each.value for k, each in passes.items()},
         pass_at_k_low={k: each.low for k, each in passes.items()},
         pass_at_k_high={k: each.high for k, each in passes.items()},
         stops=dict(sorted(Counter(trajectory.stop.value for trajectory in trajectories).items())),
     )
-
-
-def _mean_tokens(scored: Sequence[Trajectory]) -> float:
-    """NaN if a turn has no tokens: its server did not count them."""
-    counted = all(turn.num_tokens for trajectory in scored for turn in trajectory.turns)
-    return fmean(trajectory.num_sampled for trajectory in scored) if scored and counted else math.nan
 
 
 def _ks(attempts: int) -> list[int]:

@@ -52,8 +52,7 @@ def curve(metrics: Iterable[Line], name: str) -> Curve:
 
 
 def curves(metrics: Sequence[Line], prefix: str) -> dict[str, Curve]:
-    """Curves of all metrics with this prefix, by the rest of the name:
-    curves(m, "train/reward/") -> {"guess": ..., "walk": ...}."""
+    """By the rest of the name: curves(m, "train/reward/") -> {"guess": ..., "walk": ...}."""
     names = sorted({name for line in metrics for name in line if name.startswith(prefix)})
     found = {name.removeprefix(prefix): curve(metrics, name) for name in names}
     return {name: each for name, each in found.items() if len(each)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # The palette of Okabe and Ito; black is for text and bounds.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#999999")
 MARKERS = "osD^vPX*"
+DOT: dict[str, Any] = {"markersize": 5, "capsize": 2.5}
 INK = "#333333"
 IDLE = "#D0D0D0"
 TRAINER_COLOURS = (COLOURS[0], COLOURS[2], IDLE)
@@ -43,11 +44,12 @@ STYLE: dict[str, Any] = {
     "figure.constrained_layout.w_pad": 0.09,
     "figure.constrained_layout.h_pad": 0.07,
 }
-P = ParamSpec("P")
 Panel = Callable[["Axes"], None]
+"""A function of this module, with all arguments but the axes."""
 Scale = Literal["free", "positive", "share", "rate"]
 """Range of the y axis: any numbers, from 0, per cent from 0, or 0 to 100 %."""
-_SUCCESS = ("success", "success_low", "success_high")
+SUCCESS = ("success", "success_low", "success_high")
+"""Keys of a result: the rate and its 95 % interval."""
 
 
 def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0, column: bool = False) -> None:
@@ -67,19 +69,8 @@ def draw(path: Path, panels: Sequence[Panel], *, height: float = 3.0, column: bo
         figure.savefig(path, metadata={"Software": None})
 
 
-def as_panel(function: Callable[Concatenate[Axes, P], None]) -> Callable[P, Panel]:
-    """function(axes, ...) becomes a function of the other arguments that returns a panel."""
-
-    @wraps(function)
-    def make(*args: P.args, **options: P.kwargs) -> Panel:
-        return lambda axes: function(axes, *args, **options)
-
-    return make
-
-
-@as_panel
 def per_environment(
-    axes: Axes, metrics: Sequence[Line], prefix: str, *, title: str, label: str, scale: Scale = "free"
+    axes: Axes, *, metrics: Sequence[Line], prefix: str, title: str, label: str, scale: Scale = "free"
 ) -> None:
     """One curve per environment."""
     for index, (name, each) in enumerate(curves(metrics, prefix).items()):
@@ -87,29 +78,20 @@ def per_environment(
     _finish(axes, title=title, label=label, scale=scale)
 
 
-@as_panel
-def held_out(axes: Axes, evaluations: Mapping[str, Sequence[Line]]) -> None:
+def held_out(axes: Axes, *, evaluations: Mapping[str, Sequence[Line]]) -> None:
     """Success on held-out tasks with 95 % intervals, shifted so that they do not overlap."""
     last = max((line["step"] for lines in evaluations.values() for line in lines), default=0)
     for index, (name, lines) in enumerate(evaluations.items()):
         aside = (index - (len(evaluations) - 1) / 2) * max(last, 1) * 0.012
-        middle, low, high = (np.array([number(line[key]) for line in lines]) for key in _SUCCESS)
-        axes.errorbar(
-            np.array([line["step"] for line in lines], dtype=float) + aside,
-            middle,
-            yerr=np.clip([middle - low, high - middle], 0, None),
-            color=COLOURS[index % len(COLOURS)],
-            marker=MARKERS[index % len(MARKERS)],
-            markersize=5,
-            capsize=2.5,
-            elinewidth=1.1,
-            label=name,
-        )
+        steps = np.array([line["step"] for line in lines], dtype=float) + aside
+        middle, low, high = (np.array([number(line[key]) for line in lines]) for key in SUCCESS)
+        spread = np.clip([middle - low, high - middle], 0, None)
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        axes.errorbar(steps, middle, yerr=spread, color=colour, marker=marker, elinewidth=1.1, label=name, **DOT)
     _finish(axes, title="Held-out success, 95 % intervals", label="success", scale="rate")
 
 
-@as_panel
-def staleness(axes: Axes, metrics: Sequence[Line], *, bound: int) -> None:
+def staleness(axes: Axes, *, metrics: Sequence[Line], bound: int) -> None:
     mean, largest = curve(metrics, "staleness/mean"), curve(metrics, "staleness/max")
     axes.fill_between(
         largest.steps, largest.values, step="mid", color=COLOURS[4], alpha=0.35, label="oldest group", linewidth=0
@@ -118,12 +100,11 @@ def staleness(axes: Axes, metrics: Sequence[Line], *, bound: int) -> None:
     axes.axhline(bound, color=INK, linestyle="--", linewidth=1.2, label=f"bound ({bound})")
     _finish(axes, title="Staleness of trained groups", label="optimiser steps", scale="positive")
     top = int(max(bound, *largest.values, 0))
-    axes.set_ylim(0, top * 1.25 + 0.4)  # room for the legend above the bound
-    axes.set_yticks(range(0, top + 1, 1 + top // 8))
+    # room for the legend above the bound
+    axes.set(ylim=(0, top * 1.25 + 0.4), yticks=range(0, top + 1, 1 + top // 8))
 
 
-@as_panel
-def staleness_histogram(axes: Axes, metrics: Sequence[Line], *, bound: int) -> None:
+def staleness_histogram(axes: Axes, *, metrics: Sequence[Line], bound: int) -> None:
     oldest = curve(metrics, "staleness/max").values
     values, totals = np.unique(oldest.round(), return_counts=True)
     axes.bar(values, totals / max(1, totals.sum()), color=COLOURS[4], width=0.7)
@@ -131,13 +112,11 @@ def staleness_histogram(axes: Axes, metrics: Sequence[Line], *, bound: int) -> N
     x = "staleness, optimiser steps"
     _finish(axes, title="Oldest group of a step", label="share of steps", scale="share", x=x)
     top = int(max(bound, *values, 0))
-    axes.set_xlim(-0.6, top + 0.6)
-    axes.set_xticks(range(0, top + 1, 1 + top // 8))
+    axes.set(xlim=(-0.6, top + 0.6), xticks=range(0, top + 1, 1 + top // 8))
     axes.grid(axis="x", visible=False)
 
 
-@as_panel
-def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
+def stacked_time(axes: Axes, *, metrics: Sequence[Line]) -> None:
     """The trainer's seconds per step, by activity; `time_shares` beside it has the legend."""
     parts = [each for each in (curve(metrics, name) for name in TRAINER_TIME) if len(each)]
     if len({len(each) for each in parts}) == 1:
@@ -148,8 +127,7 @@ def stacked_time(axes: Axes, metrics: Sequence[Line]) -> None:
     _finish(axes, title="A step of the trainer", label="seconds per step", scale="positive")
 
 
-@as_panel
-def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
+def time_shares(axes: Axes, *, metrics: Sequence[Line]) -> None:
     """Trainer and sessions as two bars of 100 %, because they run at the same time."""
     for row, (names, colours) in enumerate(((TRAINER_TIME, TRAINER_COLOURS), (SESSION_TIME, SESSION_COLOURS))):
         totals = [curve(metrics, name).values.sum() for name in names]
@@ -162,9 +140,7 @@ def time_shares(axes: Axes, metrics: Sequence[Line]) -> None:
                 axes.text(left + share / 2, row, f"{share:.0%}", ha="center", va="center", color=ink)
             left += share
     axes.set_yticks([0, 1], ["trainer", "sessions"])
-    axes.set_ylim(1.6, -0.6)
-    axes.set_xlim(0, 1)
-    axes.set_title("Where the time went")
+    axes.set(ylim=(1.6, -0.6), xlim=(0, 1), title="Where the time went")
     axes.xaxis.set_major_formatter("{x:.0%}")
     axes.grid(visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
@@ -174,29 +150,25 @@ def timeline(parts: Sequence[Span]) -> list[Panel]:
     """Trainer, sessions and engine over the same clock, without gaps before a resume."""
     unit, scale = time_unit(sum(part.seconds for part in parts))
     edges = np.concatenate(([0.0], np.cumsum([part.seconds for part in parts]))) / scale
-
-    def trainer(axes: Axes) -> None:
-        _stack(axes, edges, {name: [part.trainer[name] for part in parts] for name in TRAINER}, share=True)
-        _over_time(axes, title="Trainer", label="share of its time")
-
-    def sessions(axes: Axes) -> None:
-        _stack(axes, edges, {name: [part.sessions[name] for part in parts] for name in SESSIONS})
-        _over_time(axes, title="Sessions", label="number")
+    stacked = partial(_stacked, edges=edges)
+    trainer = {name: [part.trainer[name] for part in parts] for name in TRAINER}
+    sessions = {name: [part.sessions[name] for part in parts] for name in SESSIONS}
+    busy = {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]}
 
     def engine(axes: Axes) -> None:
-        layers = {"generating": [part.busy for part in parts], "loading": [part.pause for part in parts]}
-        _stack(axes, edges, layers, share=True)
         rate = axes.twinx()
         rate.stairs([part.tokens_per_s for part in parts], edges, color=INK, linewidth=1.2)
-        rate.set_ylabel("tokens/s")
-        rate.set_ylim(bottom=0)
+        rate.set(ylabel="tokens/s", ylim=(0, None))
         rate.grid(visible=False)
         rate.spines["right"].set_visible(True)
-        axes.plot([], [], color=INK, label="tokens/s (right)", linewidth=1.2)
-        _over_time(axes, title="Engine", label="busy")
+        stacked(axes, layers=busy, title="Engine", label="busy", share=True, line="tokens/s (right)")
         axes.set_xlabel(f"time, {unit}")
 
-    return [trainer, sessions, engine]
+    return [
+        partial(stacked, layers=trainer, title="Trainer", label="share of its time", share=True),
+        partial(stacked, layers=sessions, title="Sessions", label="number"),
+        engine,
+    ]
 
 
 def time_unit(seconds: float) -> tuple[str, float]:
@@ -204,7 +176,17 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return ("s", 1.0) if seconds < 180 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)
 
 
-def _stack(axes: Axes, edges: np.ndarray, layers: Mapping[str, Sequence[float]], *, share: bool = False) -> None:
+def _stacked(
+    axes: Axes,
+    *,
+    edges: np.ndarray,
+    layers: Mapping[str, Sequence[float]],
+    title: str,
+    label: str,
+    share: bool = False,
+    line: str = "",
+) -> None:
+    """Layers over time; `line` is the legend of a curve that is drawn apart."""
     floor = np.zeros(len(edges) - 1)
     for name, values in layers.items():
         top = floor + np.array(values)
@@ -213,24 +195,20 @@ def _stack(axes: Axes, edges: np.ndarray, layers: Mapping[str, Sequence[float]],
     if share:
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter("{x:.0%}")
-
-
-def _over_time(axes: Axes, *, title: str, label: str) -> None:
-    axes.set_title(title)
-    axes.set_ylabel(label)
+    if line:
+        axes.plot([], [], color=INK, label=line, linewidth=1.2)
+    axes.set(title=title, ylabel=label)
     axes.margins(x=0)
     axes.grid(visible=False)
     axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=4, borderaxespad=0.2)
 
 
-@as_panel
-def throughput(axes: Axes, metrics: Sequence[Line]) -> None:
+def throughput(axes: Axes, *, metrics: Sequence[Line]) -> None:
     _smoothed(axes, curve([{"step": line["step"], "rate": tokens_per_s(line)} for line in metrics], "rate"))
     _finish(axes, title="Generated tokens", label="tokens/s", scale="positive")
 
 
-@as_panel
-def losses_of_groups(axes: Axes, metrics: Sequence[Line]) -> None:
+def losses_of_groups(axes: Axes, *, metrics: Sequence[Line]) -> None:
     """Groups and sessions that were not trained, and forks, as running totals."""
     steps = np.array([line["step"] for line in metrics], dtype=float)
     for index, (label, prefix) in enumerate(LOSSES.items()):
@@ -241,23 +219,24 @@ def losses_of_groups(axes: Axes, metrics: Sequence[Line]) -> None:
     axes.set_ylim(top=axes.get_ylim()[1] * 1.5)  # room for the legend above the curves
 
 
-@as_panel
-def single(axes: Axes, metrics: Sequence[Line], name: str) -> None:
+def single(axes: Axes, *, metrics: Sequence[Line], name: str) -> None:
     _smoothed(axes, curve(metrics, name))
     _finish(axes, title=name, label="")
 
 
-def intervals(
-    axes: Axes, names: Sequence[str], values: Sequence[float], lows: Sequence[float], highs: Sequence[float]
-) -> None:
-    """One row per name, from the top: a dot with its interval."""
-    middle, low, high = (np.array(each, dtype=float) for each in (values, lows, highs))
-    rows = np.arange(len(names))
-    spread = np.clip([middle - low, high - middle], 0, None)
-    axes.errorbar(middle, rows, xerr=spread, fmt="o", color=COLOURS[0], markersize=5, capsize=2.5, elinewidth=1.3)
-    axes.set_yticks(rows, list(names))
-    axes.set_ylim(len(names) - 0.4, -0.6)
+def intervals(axes: Axes, *, rows: Mapping[str, Sequence[float]], title: str, signed: bool = False) -> None:
+    """One row per name, from the top: a dot with its interval. A signed rate has a line at 0."""
+    middle, low, high = np.array(list(rows.values()), dtype=float).reshape(-1, 3).T
+    places, spread = np.arange(len(rows)), np.clip([middle - low, high - middle], 0, None)
+    axes.errorbar(middle, places, xerr=spread, fmt="o", color=COLOURS[0], elinewidth=1.3, **DOT)
+    axes.set_yticks(places, list(rows))
+    axes.set(ylim=(len(rows) - 0.4, -0.6), title=title)
     axes.grid(axis="y", visible=False)
+    axes.xaxis.set_major_formatter("{x:+.0%}" if signed else "{x:.0%}")
+    if signed:
+        axes.axvline(0, color=INK, linestyle="--", linewidth=1.0)
+    else:
+        axes.set_xlim(-0.02, 1.02)
 
 
 def _smoothed(axes: Axes, each: Curve, *, colour: str = COLOURS[0], label: str = "") -> None:
@@ -271,9 +250,7 @@ def _line(axes: Axes, each: Curve, values: np.ndarray, *, colour: str, label: st
 
 
 def _finish(axes: Axes, *, title: str, label: str, scale: Scale = "free", x: str = "optimiser step") -> None:
-    axes.set_title(title)
-    axes.set_xlabel(x)
-    axes.set_ylabel(label)
+    axes.set(title=title, xlabel=x, ylabel=label)
     if scale in ("rate", "share"):
         axes.yaxis.set_major_formatter("{x:.0%}")
     if scale == "rate":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def write_report(folder: RunFolder) -> Path:
         _time(folder, metrics),
         _health(folder, metrics),
         _optimizer(folder, metrics),
-        _problems(problems),
+        "\n- ".join(["## Lines that could not be read\n", *problems]) if problems else "",
     ]
     with naming_failure("write", folder.report_file):
         folder.report_file.write_text("\n\n".join(section for section in sections if section) + "\n", encoding="utf-8")
@@ -66,60 +67,51 @@ def _held_out(folder: RunFolder, evaluations: Mapping[str, Sequence[Line]]) -> s
         shown = [lines[0], lines[-1]] if len(steps) > 1 else [lines[-1]]
         unscored = sum(int(line.get("num_unscored", 0)) for line in shown)
         n = f"{shown[-1].get('num_trajectories', '?')} ({shown[-1].get('num_tasks', '?')} tasks)"
-        rows.append((name, *map(_rate, shown), n, str(unscored)))
+        rows.append((name, *map(success_of, shown), n, str(unscored)))
     ends = sorted({min(steps), max(steps)})
     heading = ("environment", *(f"success at step {step}" for step in ends), "n", "unscored")
     note = "Held-out tasks; 95 % intervals. Unscored sessions were ended by the environment or a time limit and are not counted."
-    plots.draw(folder.plots / "held_out.png", [plots.held_out(evaluations)])
-    return "\n\n".join(("## Held-out success", table(heading, rows), note, _image("held_out")))
+    image = _draw(folder, "held_out", [partial(plots.held_out, evaluations=evaluations)])
+    return "\n\n".join(("## Held-out success", table(heading, rows), note, image))
 
 
 def _learning(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not curves(metrics, "train/reward/"):
         return ""
-    reward = plots.per_environment(metrics, "train/reward/", title="Reward in training", label="mean reward")
-    success = plots.per_environment(
-        metrics, "train/success/", title="Success in training", label="success", scale="rate"
-    )
-    plots.draw(folder.plots / "learning.png", [reward, success])
-    return f"## Learning\n\n{_image('learning')}"
+    each = partial(plots.per_environment, metrics=metrics)
+    reward = partial(each, prefix="train/reward/", title="Reward in training", label="mean reward")
+    success = partial(each, prefix="train/success/", title="Success in training", label="success", scale="rate")
+    return f"## Learning\n\n{_draw(folder, 'learning', [reward, success])}"
 
 
 def _staleness(folder: RunFolder, metrics: Sequence[Line], *, bound: int) -> str:
     oldest = curve(metrics, "staleness/max").values
     if not len(oldest):
         return ""
-    panels = [plots.staleness(metrics, bound=bound), plots.staleness_histogram(metrics, bound=bound)]
-    plots.draw(folder.plots / "staleness.png", panels)
+    panels = [partial(panel, metrics=metrics, bound=bound) for panel in (plots.staleness, plots.staleness_histogram)]
     summary = f"Bound {bound}; oldest trained group {oldest.max():.0f}, mean {curve(metrics, 'staleness/mean').values.mean():.2f}."
-    return f"## Staleness\n\n{summary}\n\n{_image('staleness')}"
+    return f"## Staleness\n\n{summary}\n\n{_draw(folder, 'staleness', panels)}"
 
 
 def _time(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not len(curve(metrics, "time/train_s")):
         return ""
-    plots.draw(folder.plots / "time.png", [plots.stacked_time(metrics), plots.time_shares(metrics)], height=3.2)
+    panels = [partial(panel, metrics=metrics) for panel in (plots.stacked_time, plots.time_shares)]
     note = "Trainer and sessions run at the same time. The sessions' seconds are summed over all concurrent sessions."
-    return "\n\n".join(["## Where the time went", *_timeline(folder), note, _image("time")])
-
-
-def _timeline(folder: RunFolder) -> list[str]:
-    made = profile(folder)
-    if made is None:
-        return []
-    draw_timeline(made, into=folder.plots)
-    return [made.verdict.text, _image("timeline"), table(("", ""), figures(made))]
+    parts = ["## Where the time went", note, _draw(folder, "time", panels, height=3.2)]
+    if (made := profile(folder)) is not None:
+        draw_timeline(made, into=folder.plots)
+        parts[1:1] = [made.verdict.text, "![timeline](plots/timeline.png)", table(("", ""), figures(made))]
+    return "\n\n".join(parts)
 
 
 def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     if not curves(metrics, "train/reward/"):
         return ""
-    invalid = plots.per_environment(
-        metrics, "trajectories/invalid_rate/", title="Invalid actions", label="share of turns", scale="share"
-    )
-    plots.draw(
-        folder.plots / "health.png", [plots.throughput(metrics), invalid, plots.losses_of_groups(metrics)], height=2.8
-    )
+    each = partial(plots.per_environment, label="share of turns", scale="share")
+    invalid = partial(each, prefix="trajectories/invalid_rate/", title="Invalid actions")
+    panels = [partial(panel, metrics=metrics) for panel in (plots.throughput, invalid, plots.losses_of_groups)]
+    image = _draw(folder, "health", panels, height=2.8)
     found = [(what, counts(metrics, prefix)) for what, prefix in LOSSES.items()]
     rows = [(what, which, f"{total:,}") for what, totals in found for which, total in totals.items()]
     nothing = "No group was dropped, no session failed, no sequence forked."
@@ -127,7 +119,7 @@ def _health(folder: RunFolder, metrics: Sequence[Line]) -> str:
     kept = {name: f"{each.values.mean():.0%}" for name, each in curves(metrics, "groups/kept/").items()}
     shares = ", ".join(f"{name} {share}" for name, share in kept.items())
     note = f"\n\nShare of groups with different rewards, which carry gradient: {shares}." if kept else ""
-    return f"## Health\n\n{_image('health')}\n\n{losses}{note}"
+    return f"## Health\n\n{image}\n\n{losses}{note}"
 
 
 def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:
@@ -135,17 +127,33 @@ def _optimizer(folder: RunFolder, metrics: Sequence[Line]) -> str:
     names = [name for name in wanted if len(curve(metrics, name))]
     if not names:
         return ""
-    plots.draw(folder.plots / "optimizer.png", [plots.single(metrics, name) for name in names], height=2.4)
-    return f"## Optimiser\n\n{_image('optimizer')}"
+    panels = [partial(plots.single, metrics=metrics, name=name) for name in names]
+    return f"## Optimiser\n\n{_draw(folder, 'optimizer', panels, height=2.4)}"
 
 
-def _problems(problems: Sequence[str]) -> str:
-    return "## Lines that could not be read\n\n" + "\n".join(f"- {problem}" for problem in problems) if problems else ""
+def _draw(folder: RunFolder, name: str, panels: Sequence[plots.Panel], *, height: float = 3.0) -> str:
+    """Draws plots/NAME.png; returns the Markdown that shows it."""
+    plots.draw(folder.plots / f"{name}.png", panels, height=height)
+    return f"![{name.replace('_', ' ')}](plots/{name}.png)"
 
 
 def table(heading: Sequence[str], rows: Rows) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join("| " + " | ".join(_cell(cell) for cell in line) + " |" for line in lines)
+    texts = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in (heading, *rows)]
+    texts.insert(1, "| " + " | ".join(["---"] * len(heading)) + " |")
+    return "\n".join(text.replace("\n", " ") for text in texts)
+
+
+def success_of(result: Line) -> str:
+    return estimate(*(result.get(key) for key in plots.SUCCESS))
+
+
+def estimate(value: Any, low: Any = None, high: Any = None, *, form: str = ".1%") -> str:
+    """ "80.0% [49.0%, 94.3%]"; without the interval where it is unknown or a single point."""
+    value, low, high = number(value), number(low), number(high)
+    if not math.isfinite(value):
+        return "not known"
+    spread = math.isfinite(low) and math.isfinite(high) and low != high
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]" if spread else f"{value:{form}}"
 
 
 def duration(seconds: float) -> str:
@@ -163,16 +171,3 @@ def _by_environment(evaluations: Sequence[Line]) -> dict[str, list[dict[str, Any
         for result in line.get("environments", ()):
             found.setdefault(result["environment"], {})[line["step"]] = {**result, "step": line["step"]}
     return {name: [by_step[step] for step in sorted(by_step)] for name, by_step in sorted(found.items())}
-
-
-def _rate(result: Line) -> str:
-    value, low, high = (number(result.get(key)) for key in ("success", "success_low", "success_high"))
-    return f"{value:.1%} [{low:.1%}, {high:.1%}]" if math.isfinite(value) else "not known"
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _image(name: str) -> str:
-    return f"![{name.replace('_', ' ')}](plots/{name}.png)"

@@ -22,8 +22,12 @@ SESSIONS = {
     "waiting for a place": ("opening",),
 }
 
-MEANS = ("busy", "device", "pause", "running", "waiting", "ready")
-COUNTS = ("loads", "tokens", "computed", "reused")
+SHARES = {"busy": "busy_s", "device": "device_s", "pause": "load_s"}
+"""Shares of the time, with the engine's seconds they come from."""
+COUNTS = {"loads": "loads", "tokens": "tokens", "computed": "prefill_computed", "reused": "prefill_reused"}
+"""Counts of the engine."""
+GAUGES = {"running": "requests", "waiting": "requests", "ready": "groups"}
+"""Means, with their part of a line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,28 +70,18 @@ class Span:
 
 
 def spans(lines: Iterable[Line]) -> list[Span]:
-    return [_span(line) for line in lines if number(line.get("seconds")) > 0]
+    return [_span(line, number(line["seconds"])) for line in lines if number(line.get("seconds")) > 0]
 
 
-def _span(line: Line) -> Span:
-    seconds = number(line["seconds"])
-    trainer, sessions, engine, requests, groups = (
-        line.get(name) or {} for name in ("trainer", "sessions", "engine", "requests", "groups")
-    )
+def _span(line: Line, seconds: float) -> Span:
+    trainer, sessions, engine = (line.get(name) or {} for name in ("trainer", "sessions", "engine"))
     return Span(
         seconds=seconds,
         trainer={name: _sum(trainer, parts) / seconds for name, parts in TRAINER.items()},
         sessions={name: _sum(sessions, parts) / seconds for name, parts in SESSIONS.items()},
-        busy=min(1.0, engine.get("busy_s", 0.0) / seconds),
-        device=min(1.0, engine.get("device_s", 0.0) / seconds),
-        pause=min(1.0, engine.get("load_s", 0.0) / seconds),
-        loads=engine.get("loads", 0),
-        tokens=engine.get("tokens", 0),
-        computed=engine.get("prefill_computed", 0),
-        reused=engine.get("prefill_reused", 0),
-        running=requests.get("running", 0),
-        waiting=requests.get("waiting", 0),
-        ready=groups.get("ready", 0),
+        **{name: min(1.0, engine.get(key, 0.0) / seconds) for name, key in SHARES.items()},
+        **{name: engine.get(key, 0) for name, key in COUNTS.items()},
+        **{name: (line.get(part) or {}).get(name, 0) for name, part in GAUGES.items()},
     )
 
 
@@ -107,7 +101,7 @@ def merged(parts: Sequence[Span], *, while_idle: bool = False) -> Span:
         seconds=whole,
         trainer={name: mean(part.trainer.get(name, 0.0) for part in parts) for name in TRAINER},
         sessions={name: mean(part.sessions.get(name, 0.0) for part in parts) for name in SESSIONS},
-        **{name: mean(getattr(part, name) for part in parts) for name in MEANS},
+        **{name: mean(getattr(part, name) for part in parts) for name in (*SHARES, *GAUGES)},
         **{name: sum(getattr(part, name) for part in parts) for name in COUNTS},
     )
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ludus.errors import ConfigError
-from ludus.openai_format import tool_to_openai
+from ludus.openai_format import call_to_openai, tool_to_openai
 from ludus.store.lines import encode_line, naming_failure
 from ludus.store.trajectories import StoredTrajectory
 from ludus.types import Message, Trajectory
@@ -93,13 +93,9 @@ def _answering(messages: Iterable[Message], ids: list[str]) -> Iterator[Message]
 
 
 def _message(message: Message) -> dict[str, Any]:
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments))}}
-        for call in message.tool_calls
-    ]  # fmt: skip
     return {
         "role": message.role,
         "content": message.content,
-        "tool_calls": calls,
+        "tool_calls": [call_to_openai(call, default_id="") for call in message.tool_calls],
         "tool_call_id": message.tool_call_id,
     }

@@ -28,7 +28,9 @@ class LineFile:
         with naming_failure("open", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-            self._end_torn_line()
+            size = os.fstat(self._fd).st_size
+            if size and os.pread(self._fd, 1, size - 1) != b"\n":  # a killed process left half a line
+                _write_all(self._fd, b"\n")
 
     def append(self, value: Mapping[str, Any]) -> int:
         """Writes one line; returns the size of the file in bytes."""
@@ -47,12 +49,6 @@ class LineFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-    def _end_torn_line(self) -> None:
-        """Ends the half line that a killed process left, so that the next line is separate."""
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            _write_all(self._fd, b"\n")
 
 
 def read_lines(path: Path, *, report: Callable[[str], None]) -> Iterator[dict[str, Any]]:

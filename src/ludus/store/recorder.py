@@ -30,24 +30,21 @@ class Recorder:
     def __init__(self, folder: RunFolder, *, trajectories: bool, listeners: Iterable[Listener] = ()) -> None:
         self.folder = folder
         self._listeners = list(listeners)
-        self._metrics = LineFile(folder.metrics_file)
-        self._events = LineFile(folder.events_file)
-        self._evaluations = LineFile(folder.evaluations_file)
-        self._timeline = LineFile(folder.timeline_file)
+        names = ("metrics", "events", "evaluations", "timeline")
+        self._files = {name: LineFile(getattr(folder, f"{name}_file")) for name in names}
         first_file = _next_file(folder)
         self._trajectories = LineFile(first_file) if trajectories else None
         if folder.resumed_at is not None:
             self.event("resumed", step=folder.resumed_at, file=first_file.name)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        line = {"step": step, "time": _now(), **metrics}
-        self._metrics.append(line)
-        self._notify("metrics", line)
+        self._write("metrics", "metrics", {"step": step, "time": _now(), **metrics})
 
     def event(self, kind: str, **fields: Any) -> None:
-        line = {"kind": kind, "time": _now(), **fields}
-        self._events.append(line)
-        self._notify(kind, line)
+        self._write("events", kind, {"kind": kind, "time": _now(), **fields})
+
+    def evaluation(self, step: int, report: Mapping[str, Any]) -> None:
+        self._write("evaluations", "evaluation", {"step": step, "time": _now(), **report})
 
     def trajectory(self, trajectory: Trajectory, *, step: int, group_id: str, split: str = "train") -> None:
         stored = StoredTrajectory(trajectory, step=step, group_id=group_id, split=split)
@@ -56,21 +53,15 @@ class Recorder:
             self._trajectories = LineFile(_next_file(self.folder))
         self._notify("trajectory", {"trajectory": trajectory, "step": step, "split": split})
 
-    def evaluation(self, step: int, report: Mapping[str, Any]) -> None:
-        line = {"step": step, "time": _now(), **report}
-        self._evaluations.append(line)
-        self._notify("evaluation", line)
-
     def timeline(self, line: Mapping[str, Any]) -> None:
         """Writes one second of the timeline (reports/timeline.py); listeners do not get it."""
-        self._timeline.append(line)
+        self._files["timeline"].append(line)
 
     def close(self) -> None:
         try:
             self._notify("closed", {})
         finally:
-            files = (self._metrics, self._events, self._evaluations, self._timeline, self._trajectories, self.folder)
-            for file in files:
+            for file in (*self._files.values(), self._trajectories, self.folder):
                 if file is not None:
                     file.close()
 
@@ -79,6 +70,10 @@ class Recorder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _write(self, file: str, kind: str, line: Mapping[str, Any]) -> None:
+        self._files[file].append(line)
+        self._notify(kind, line)
 
     def _notify(self, kind: str, fields: Mapping[str, Any]) -> None:
         kept: list[Listener] = []

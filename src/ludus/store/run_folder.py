@@ -17,6 +17,7 @@ import fcntl
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partialmethod
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,8 +68,7 @@ class RunFolder:
     def resume(cls, config: RunConfig, *, step: int) -> Self:
         """Locks the folder of an existing run and cuts off metrics and evaluations after `step`.
 
-        Trajectories are kept; readers mark those of the cut steps as superseded.
-        """
+        Trajectories are kept; readers mark those of the cut steps as superseded."""
         folder = cls.open(config.folder)
         folder._take_lock()
         _replace(folder.config_file, dump_config(config).encode())
@@ -95,17 +95,13 @@ class RunFolder:
     def config(self) -> RunConfig:
         return load_config(self.config_file)
 
-    def metrics(self, *, report: Report = warn) -> list[dict[str, Any]]:
-        return list(read_lines(self.metrics_file, report=report))
+    def _read(self, file: str, *, report: Report = warn) -> list[dict[str, Any]]:
+        return list(read_lines(getattr(self, file), report=report))
 
-    def events(self, *, report: Report = warn) -> list[dict[str, Any]]:
-        return list(read_lines(self.events_file, report=report))
-
-    def evaluations(self, *, report: Report = warn) -> list[dict[str, Any]]:
-        return list(read_lines(self.evaluations_file, report=report))
-
-    def timeline(self, *, report: Report = warn) -> list[dict[str, Any]]:
-        return list(read_lines(self.timeline_file, report=report))
+    metrics = partialmethod(_read, "metrics_file")
+    events = partialmethod(_read, "events_file")
+    evaluations = partialmethod(_read, "evaluations_file")
+    timeline = partialmethod(_read, "timeline_file")
 
     def records(self, *, report: Report = warn) -> Iterator[dict[str, Any]]:
         """Yields every trajectory as plain JSON, oldest first; those that a resumed run has played

@@ -15,28 +15,18 @@ and not read back. Advantages belong to a batch and are not stored.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ludus.errors import StoreFailed, describe
-from ludus.types import (
-    Action,
-    Group,
-    Message,
-    Observation,
-    Sequence,
-    Stop,
-    Task,
-    Tool,
-    ToolCall,
-    Trajectory,
-    Turn,
-    frozen_array,
-)
+from ludus.types import Action, Group, Message, Observation, Sequence, Stop, Task, Tool, ToolCall, Trajectory, Turn
+from ludus.types import frozen_array as frozen
 
+R = TypeVar("R")
 Json = dict[str, Any]
 
 
@@ -69,32 +59,15 @@ def trajectory_to_dict(trajectory: Trajectory) -> Json:
         "stop": trajectory.stop.value,
         "failure": trajectory.failure,
         "num_turns": len(trajectory.turns),
-        "max_turns": trajectory.max_turns,
-        "seconds": trajectory.seconds,
-        "attempt": trajectory.attempt,
-        "seed": trajectory.seed,
-        "task": _plain(trajectory.task),
-        "start": _plain(trajectory.start),
-        "turns": [_plain(turn) for turn in trajectory.turns],
+        **{name: getattr(trajectory, name) for name in ("max_turns", "seconds", "attempt", "seed")},
+        **{name: _plain(getattr(trajectory, name)) for name in ("task", "start", "turns")},
         "sequences": [_sequence_to_dict(sequence) for sequence in trajectory.sequences],
     }
 
 
 def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
     try:
-        return Trajectory(
-            id=data["id"],
-            task=Task(**data["task"]),
-            attempt=data["attempt"],
-            seed=data["seed"],
-            start=_observation(data["start"]),
-            turns=tuple(_turn(turn) for turn in data["turns"]),
-            sequences=tuple(_sequence(sequence) for sequence in data["sequences"]),
-            stop=Stop(data["stop"]),
-            failure=data["failure"],
-            max_turns=data["max_turns"],
-            seconds=data["seconds"],
-        )
+        return _record(Trajectory, {field.name: data[field.name] for field in fields(Trajectory)})
     except (KeyError, TypeError, ValueError, AssertionError) as error:
         raise StoreFailed(
             f"trajectory {data.get('id', '(without id)')!r} cannot be read: {describe(error)}. "
@@ -103,23 +76,12 @@ def trajectory_from_dict(data: Mapping[str, Any]) -> Trajectory:
 
 
 def group_to_dict(group: Group) -> Json:
-    return {
-        "id": group.id,
-        "task": _plain(group.task),
-        "born": group.born,
-        "trajectories": [trajectory_to_dict(trajectory) for trajectory in group.trajectories],
-        "failed": [trajectory_to_dict(trajectory) for trajectory in group.failed],
-    }
+    played = {name: [trajectory_to_dict(each) for each in getattr(group, name)] for name in ("trajectories", "failed")}
+    return {"id": group.id, "task": _plain(group.task), "born": group.born, **played}
 
 
 def group_from_dict(data: Mapping[str, Any]) -> Group:
-    return Group(
-        id=data["id"],
-        task=Task(**data["task"]),
-        trajectories=tuple(trajectory_from_dict(trajectory) for trajectory in data["trajectories"]),
-        born=data["born"],
-        failed=tuple(trajectory_from_dict(trajectory) for trajectory in data["failed"]),
-    )
+    return _record(Group, data)
 
 
 RECORDS = (Task, Tool, ToolCall, Message, Action, Observation, Turn)
@@ -145,26 +107,13 @@ def _plain(value: Any) -> Any:
     return {name: _plain(item) for name, default, item in filled if item != default}
 
 
-def _calls(data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
-    return tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
+def _record(kind: type[R], data: Mapping[str, Any]) -> R:
+    """The inverse of `_plain`; a field that the record does not have is a TypeError."""
+    return kind(**{name: _READ[name](value) if name in _READ else value for name, value in data.items()})
 
 
-def _observation(data: Mapping[str, Any]) -> Observation:
-    messages = tuple(Message(**{**message, "tool_calls": _calls(message)}) for message in data.get("messages", ()))
-    tools = data.get("tools")
-    return Observation(
-        messages=messages,
-        tools=None if tools is None else tuple(Tool(**tool) for tool in tools),
-        reward=float(data.get("reward", 0.0)),  # float(): a NaN was written as a string
-        done=data.get("done", False),
-        invalid=data.get("invalid", False),
-        metrics={name: float(value) for name, value in data.get("metrics", {}).items()},
-    )
-
-
-def _turn(data: Mapping[str, Any]) -> Turn:
-    action = Action(**{**data["action"], "tool_calls": _calls(data["action"])})
-    return Turn(**{**data, "action": action, "observation": _observation(data["observation"])})
+def _each(read: Callable[[Any], R]) -> Callable[[Iterable[Any]], tuple[R, ...]]:
+    return lambda values: tuple(map(read, values))
 
 
 def _sequence_to_dict(sequence: Sequence) -> Json:
@@ -186,11 +135,11 @@ def _sequence(data: Mapping[str, Any]) -> Sequence:
     logprobs[sampled] = np.frombuffer(base64.b64decode(data["logprobs"]), dtype="<f4")
     versions[sampled] = _from_runs(data["versions"])
     return Sequence(
-        ids=frozen_array(data["ids"], np.int32),
-        sampled=frozen_array(sampled, np.bool_),
-        logprobs=frozen_array(logprobs, np.float32),
-        versions=frozen_array(versions, np.int32),
-        turns=frozen_array(_from_runs(data["turns"]), np.int32),
+        ids=frozen(data["ids"], np.int32),
+        sampled=frozen(sampled, np.bool_),
+        logprobs=frozen(logprobs, np.float32),
+        versions=frozen(versions, np.int32),
+        turns=frozen(_from_runs(data["turns"]), np.int32),
     )
 
 
@@ -210,3 +159,24 @@ def _runs(values: np.ndarray) -> list[list[int]]:
 def _from_runs(runs: list[list[int]]) -> np.ndarray:
     values, counts = np.array(runs, dtype=np.int64).reshape(-1, 2).T
     return np.repeat(values, counts)
+
+
+_tools = _each(partial(_record, Tool))
+_observation = partial(_record, Observation)
+_READ: dict[str, Callable[[Any], Any]] = {
+    "task": partial(_record, Task),
+    "start": _observation,
+    "observation": _observation,
+    "action": partial(_record, Action),
+    "messages": _each(partial(_record, Message)),
+    "tool_calls": _each(partial(_record, ToolCall)),
+    "tools": lambda tools: None if tools is None else _tools(tools),
+    "reward": float,  # a NaN was written as a string
+    "metrics": lambda metrics: {name: float(value) for name, value in metrics.items()},
+    "turns": _each(partial(_record, Turn)),
+    "sequences": _each(_sequence),
+    "stop": Stop,
+    "trajectories": _each(trajectory_from_dict),
+    "failed": _each(trajectory_from_dict),
+}
+"""How to read the fields that are not plain JSON."""

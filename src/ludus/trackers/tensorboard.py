@@ -17,7 +17,7 @@ class TensorBoard:
     """Writes one event file per process, unbuffered and in the caller's thread."""
 
     def __init__(self, folder: RunFolder) -> None:
-        from tensorboard.compat.proto import event_pb2, summary_pb2  # half a second that `ludus --help` must not pay
+        from tensorboard.compat.proto import event_pb2, summary_pb2  # here: it takes half a second
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary

@@ -18,8 +18,7 @@ TRACKERS = {"tensorboard": "ludus.trackers.tensorboard:TensorBoard"}
 
 
 class Tracker(Protocol):
-    """Constructed with the RunFolder. The run waits for every call; after one that raises there are
-    no more."""
+    """Constructed with the RunFolder. The run waits for each call; one that raises is the last."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Metrics of one optimiser step (docs/metrics.md)."""

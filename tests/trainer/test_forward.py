@@ -64,7 +64,7 @@ def test_a_model_that_changes_logits_after_its_head_is_refused():
             return output
 
     model.__class__ = Scaled
-    with pytest.raises(ConfigError, match="Scaled gives other logprobs on packed rows than on its own"):
+    with pytest.raises(ConfigError, match="Scaled gives other logprobs on packed rows than on single ones"):
         prepare(model)
 
 

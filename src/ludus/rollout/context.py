@@ -15,8 +15,7 @@ from ludus.types import Order, Task
 
 
 class Activity:
-    """What every live session is waiting for, and the seconds that all sessions have spent by
-    activity."""
+    """What every live session is waiting for, and the seconds of all sessions by activity."""
 
     def __init__(self) -> None:
         self._live: dict[str, tuple[str, str, float]] = {}

@@ -91,8 +91,7 @@ def _named(message: Message, names: Iterator[str]) -> Message:
 
 
 def answering(messages: Seq[Message], unanswered: Seq[str]) -> list[Message]:
-    """`messages` with one result for each open call first; a result that answers no call becomes a
-    user message."""
+    """`messages` after a result for each open call; results of no call become user messages."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     loose = [message for message in messages if message.role != "tool" or message.tool_call_id not in unanswered]
     answers = [results.get(id) or Message("tool", "not carried out", tool_call_id=id) for id in unanswered]

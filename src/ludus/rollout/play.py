@@ -1,5 +1,4 @@
-"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes
-back, and its stop says why it ended.
+"""One session to its end. Promise: a trajectory comes back, and its stop says why it ended.
 
 This is the one place where a failed session becomes data: borders name the failure, `play` records
 it.

@@ -109,8 +109,7 @@ class ChatSampler(Sampler):
 
 
 def encodable(action: Action) -> Action:
-    """Replaces lone surrogates, which an endpoint may send, by question marks: UTF-8 cannot encode
-    them."""
+    """Replaces lone surrogates of an endpoint by question marks: UTF-8 cannot encode them."""
 
     def whole(text: str) -> str:
         return text if text.isascii() else text.encode("utf-8", "replace").decode()

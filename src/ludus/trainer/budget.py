@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 FIRST_TOKENS = 4096
 """The size on a CPU, and on a GPU until it is measured."""
 MOST_TOKENS = 65536
-"""Half as many keep a GPU busy, but a host that also plays sessions needs time to launch the kernels."""
+"""Half as many keep a GPU busy, but a host that also plays sessions launches kernels late."""
 SHARE = 0.75
 """Share of the free memory to use: lengths differ, and the engine needs some too."""
 
@@ -49,12 +49,12 @@ class Budget:
         """`tokens` 0: measure it."""
         self.tokens = tokens or FIRST_TOKENS
         self.found = bool(tokens) or device.type != "cuda"
-        self.on_event = on_event
+        self.on_event = on_event or (lambda kind, **fields: None)
         self._device = device
         self._trying = (0, 0)
 
     def fitted(self, work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
-        """Run `work`; where memory runs out, call `undo` and run it again with smaller microbatches."""
+        """Run `work`; where memory runs out, call `undo` and repeat with smaller microbatches."""
         while True:
             try:
                 return work()
@@ -67,7 +67,7 @@ class Budget:
                 undo()
             before = self.tokens
             self.shrink(cause)
-            self._tell("out_of_memory", tokens=before, microbatch_tokens=self.tokens, text=cause)
+            self.on_event("out_of_memory", tokens=before, microbatch_tokens=self.tokens, text=cause)
 
     @contextmanager
     def microbatch(self, *, tokens: int, sequences: int) -> Iterator[None]:
@@ -80,14 +80,14 @@ class Budget:
         before = Memory.of(self._device)
         yield
         self.learn(tokens, before=before, after=Memory.of(self._device))
-        self._tell("microbatch_tokens", microbatch_tokens=self.tokens)
+        self.on_event("microbatch_tokens", microbatch_tokens=self.tokens)
 
     def learn(self, tokens: int, *, before: Memory, after: Memory) -> None:
         self.tokens = affordable(tokens, taken=after.peak - before.used, free=before.free)
         self.found = True
 
     def shrink(self, cause: str) -> None:
-        """Halve the budget after a microbatch that did not fit. A single sequence cannot be split."""
+        """Halve the budget after a microbatch that did not fit. One sequence cannot be split."""
         tokens, sequences = self._trying
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -99,14 +99,10 @@ class Budget:
             )
         self.tokens, self.found = max(1, tokens // 2), True
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if self.on_event is not None:
-            self.on_event(kind, **fields)
-
 
 @contextmanager
 def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
-    """Turn a shortage of memory where nothing can be split into an error that says what to change."""
+    """Turn a shortage of memory where nothing can be split into an error with the next move."""
     try:
         yield
     except RuntimeError as error:
@@ -119,6 +115,6 @@ def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
 
 
 def affordable(tokens: int, *, taken: int, free: int) -> int:
-    """Tokens that fit into SHARE of `free` bytes if `tokens` took `taken` bytes; a multiple of 256."""
+    """Tokens that fit into SHARE of `free` bytes if `tokens` took `taken`; a multiple of 256."""
     fit = int(tokens * SHARE * free / max(1, taken))
     return max(256, min(MOST_TOKENS, fit) // 256 * 256)

@@ -101,10 +101,8 @@ class _Buffer:
 
 
 def _sums(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of a vector's bits by row and by column, as wrapping 64-bit integers.
-
-    A value that changes or moves changes at least one of them.
-    """
+    """Sums of a vector's bits by row and by column, as wrapping 64-bit integers: a value that
+    changes or moves changes at least one of them."""
     table = flat.view(torch.int64).view(-1, ROW // 8)
     return table.sum(dim=1), table.sum(dim=0)
 

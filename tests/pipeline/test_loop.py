@@ -364,8 +364,12 @@ def test_promise_7_a_restored_loop_trains_what_was_complete_first_and_draws_noth
 
 def test_checkpoints_are_made_when_due(tmp_path):
     states = []
+
+    async def checkpoint(state):
+        states.append(state)
+
     setup = Setup(tmp_path, store__checkpoint_every=2)
-    setup.checkpoint = states.append
+    setup.checkpoint = checkpoint
     setup.run()
     assert [event["version"] for event in setup.events("checkpoint")] == [2, 4]
     assert all(json.dumps(state) for state in states)
@@ -410,7 +414,7 @@ def test_an_evaluation_that_fails_ends_the_run(tmp_path):
 
 def test_a_loop_trains_on_whatever_a_player_plays(tmp_path):
     player = FakePlayer(lambda order, attempt: float(attempt))
-    setup = Setup(tmp_path, player=player, speakers__stale=0.5, speakers__schedule=[[0, 1.0], [2, 0.0]]).run()
+    setup = Setup(tmp_path, player=player, cross_policy__stale=0.5, cross_policy__schedule=[[0, 1.0], [2, 0.0]]).run()
     assert len(setup.trainer.batches) == 5
     assert max(staleness(setup.trainer)) <= 1
     assert {len(order.attempts) for order in player.orders} == {2}

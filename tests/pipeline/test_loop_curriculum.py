@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -134,6 +135,6 @@ def test_a_resumed_loop_gives_every_draw_the_limit_it_would_have_had(tmp_path, t
         second = make(tmp_path / f"second{cut}", pipeline__steps=8)
         second.restored = json.loads(json.dumps(first.loop.state()))
         second.trainer.batches = list(first.trainer.batches)
-        second.engine.versions["current"] = second.trainer.publish()
+        second.engine.versions["current"] = asyncio.run(second.trainer.publish())
         second.run()
         assert limits(second) == limits(through)

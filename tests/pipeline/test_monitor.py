@@ -136,8 +136,8 @@ def test_what_is_watched_is_measured():
 class Exploding(FakeTrainer):
     """Its gradient grows tenfold with every step."""
 
-    def step(self, batch):
-        return {**super().step(batch), "grad_norm": 10.0 ** len(self.batches)}
+    async def step(self, batch):
+        return {**await super().step(batch), "grad_norm": 10.0 ** len(self.batches)}
 
 
 def test_a_run_is_told_its_signs_and_ends_when_it_is_lost(tmp_path):

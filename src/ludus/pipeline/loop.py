@@ -132,13 +132,12 @@ class Loop:
         A fault on either side ends both and is raised."""
         try:
             async with asyncio.TaskGroup() as sides:
-                generating = sides.create_task(self._generate())
-                watching = sides.create_task(self._watch())
-                timing = sides.create_task(self._timekeeper().run())
-                # without an engine, for example, every session would fail and be played again
-                ended = [sides.create_task(role.ended()) for role in (self.engine, self.trainer, self.player)]
+                # a role that ends ends the run: without an engine every session would fail, again and again
+                ended = [role.ended() for role in (self.engine, self.trainer, self.player)]
+                work = [self._generate(), self._watch(), self._timekeeper().run(), *ended]
+                beside = [sides.create_task(each) for each in work]
                 await self._train(sides)
-                for side in (generating, watching, timing, *ended):
+                for side in beside:
                     side.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
@@ -157,12 +156,9 @@ class Loop:
             },
             gauges={
                 "requests": lambda: engine(gauge=True),
-                "groups": self._groups,
+                "groups": lambda: {"playing": len(self.buffer.playing), "ready": len(self.buffer.ready)},
             },
         )
-
-    def _groups(self) -> dict[str, float]:
-        return {"playing": len(self.buffer.playing), "ready": len(self.buffer.ready)}
 
     def stop(self) -> None:
         """Finish the optimiser step in progress, then return from run()."""
@@ -315,8 +311,11 @@ class Loop:
             self._free(step.groups)  # the next groups start during the probe; if it fails, they end with the run
         gap = await self._gap(step.expected)
         metrics = {**step.figures, **step_metrics(step.groups, step.batch, version=step.before)}
-        metrics |= {f"groups/{name}": count for name, count in self._groups().items()}
-        metrics |= {"probe/gap": gap}
+        metrics |= {
+            "groups/playing": len(self.buffer.playing),
+            "groups/ready": len(self.buffer.ready),
+            "probe/gap": gap,
+        }
         metrics |= {name: float(count) for name, count in self._counts.items()}
         metrics |= kept_shares(step.groups, self._counts) if self.config.algorithm.filter == "dynamic" else {}
         self._counts.clear()
@@ -360,8 +359,6 @@ class Loop:
                 await self.checkpoint(self.state())
             self.recorder.event("checkpoint", version=version)
 
-    # -------------------------------------------------------------------------------------------- state
-
     def state(self) -> dict[str, Any]:
         """Return what a resumed run needs beside the trainer: complete groups, and orders to play."""
         feed = self.feed.state(again=self.buffer.playing)
@@ -373,8 +370,6 @@ class Loop:
         self.horizons.restore(state["horizons"])
         self.monitor.restore(state["monitor"])
         self.buffer.restore((self.feed.revive(e["order"]), group_from_dict(e["group"])) for e in state["ready"])
-
-    # -------------------------------------------------------------------------------------------- waiting
 
     async def _watch(self) -> None:
         """Report what sessions are waiting for when no group has finished for a while."""

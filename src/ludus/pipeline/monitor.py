@@ -125,14 +125,11 @@ class Monitor:
                 if len(values) > FIRST + self.config.window:
                     del values[FIRST]
         found = signs(self._history, config=self.config, best=self._best)
-        self._remember_best()
-        before, self._shown = self._shown, {(sign.name, sign.environment) for sign in found}
-        return [sign for sign in found if (sign.name, sign.environment) not in before]
-
-    def _remember_best(self) -> None:
         for name, values in self._history.items():
             if name.startswith(SUCCESS) and len(values) == FIRST + self.config.window:
                 self._best[name] = max(self._best.get(name, 0.0), *_medians(values, self.config.window))
+        before, self._shown = self._shown, {(sign.name, sign.environment) for sign in found}
+        return [sign for sign in found if (sign.name, sign.environment) not in before]
 
     @property
     def lost(self) -> bool:

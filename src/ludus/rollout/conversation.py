@@ -20,8 +20,7 @@ from ludus.types import Action, Completion, Message, Observation, Sequence, Tool
 class Conversation:
     """`start`, then `add` and `observe` by turns.
 
-    The chat history is as servers want it: every call has an id, and every call of the last turn a
-    result.
+    As servers want it, every call in the chat history has an id, and those of the last turn a result.
     """
 
     def __init__(self, chat: Chat | None) -> None:

@@ -11,6 +11,19 @@ from typing import Any, TypeGuard
 
 from jinja2 import Environment, TemplateError, nodes
 
+
+def _parsed(expression: str) -> nodes.Node:
+    return next(Environment().parse(f"{{{{ {expression} }}}}").find_all(nodes.Output)).nodes[0]
+
+
+_FIRST_MESSAGE = _parsed("messages[0]")
+_NEIGHBOURS = [_parsed("messages[loop.index0 - 1]"), _parsed("messages[loop.index0 + 1]")]
+_ITEMS = [_parsed("loop.previtem"), _parsed("loop.nextitem")]
+_ASKS_WHETHER_FIRST = [
+    _parsed(f"{index} {operator} {first}")
+    for index, first in (("loop.index0", 0), ("loop.index", 1))
+    for operator in ("==", "!=", "<", "<=", ">", ">=")
+]
 _LOCAL_LOOP = {"first", "last", "previtem", "nextitem"}
 _STATEFUL = {"cycler", "joiner", "self", "caller"}
 _OFFERED = {"tools", "documents"}
@@ -97,8 +110,7 @@ def _field(node: nodes.Node, message: str) -> str | None:
 
 
 def _is_message(node: nodes.Node, message: str) -> bool:
-    item = isinstance(node, nodes.Getattr) and _is_name(node.node, "loop") and node.attr in ("previtem", "nextitem")
-    return item or _is_name(node, message) or _is_first_message(node) or _is_neighbour(node)
+    return _is_name(node, message) or node == _FIRST_MESSAGE or node in _NEIGHBOURS or node in _ITEMS
 
 
 def _only_writes(node: nodes.Node) -> bool:
@@ -114,7 +126,7 @@ def _has(node: nodes.Node, kinds: Any) -> bool:
 
 
 def _holds(node: nodes.Node, *, in_loop: bool) -> bool:
-    if _is_first_message(node) or (in_loop and (_is_neighbour(node) or _asks_whether_first(node))):
+    if node == _FIRST_MESSAGE or (in_loop and (node in _NEIGHBOURS or node in _ASKS_WHETHER_FIRST)):
         return True
     if isinstance(node, nodes.Getattr) and _is_name(node.node, "loop"):
         return not in_loop or node.attr in _LOCAL_LOOP
@@ -131,37 +143,3 @@ def _holds(node: nodes.Node, *, in_loop: bool) -> bool:
 
 def _is_name(node: nodes.Node, name: str) -> bool:
     return isinstance(node, nodes.Name) and node.name == name
-
-
-def _is_first_message(node: nodes.Node) -> bool:
-    """messages[0]"""
-    return isinstance(node, nodes.Getitem) and _is_name(node.node, "messages") and _is_const(node.arg, 0)
-
-
-def _is_neighbour(node: nodes.Node) -> bool:
-    """messages[loop.index0 - 1] and messages[loop.index0 + 1]"""
-    return (
-        isinstance(node, nodes.Getitem)
-        and _is_name(node.node, "messages")
-        and isinstance(node.arg, (nodes.Add, nodes.Sub))
-        and _is_index(node.arg.left, "index0")
-        and _is_const(node.arg.right, 1)
-    )
-
-
-def _asks_whether_first(node: nodes.Node) -> bool:
-    """loop.index0 == 0, loop.index == 1, and their negations or orderings against that constant"""
-    if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
-        return False
-    other = node.ops[0].expr
-    return (_is_index(node.expr, "index0") and _is_const(other, 0)) or (
-        _is_index(node.expr, "index") and _is_const(other, 1)
-    )
-
-
-def _is_index(node: nodes.Node, name: str) -> bool:
-    return isinstance(node, nodes.Getattr) and _is_name(node.node, "loop") and node.attr == name
-
-
-def _is_const(node: nodes.Node | None, value: int) -> bool:
-    return isinstance(node, nodes.Const) and node.value is not True and node.value is not False and node.value == value

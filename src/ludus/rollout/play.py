@@ -1,7 +1,6 @@
 """One session to its end. Promise: a trajectory comes back, and its stop says why it ended.
 
-This is the one place where a failed session becomes data: borders name the failure, `play` records
-it.
+This is the one place where a failed session becomes data: borders name it, `play` records it.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ class _Play:
         return f"{border.__name__}: the session exceeded {self.limits.session_timeout_s:g} s while {doing}"
 
     def _note(self, doing: str) -> None:
-        self.context.activity.note(self.id, self.order.task, doing)
+        self.context.activity.note(self.id, doing, task_id=self.order.task.id)
 
     def _cut(self, observation: Observation) -> Observation:
         """Cuts long text, which would fill the model's context, and says so in the message."""

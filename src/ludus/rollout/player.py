@@ -39,7 +39,6 @@ class Player(Protocol):
 
     async def ended(self) -> None:
         """Never returns while the player works; raises the cause when it can play no longer."""
-        ...
 
     async def close(self) -> None: ...
 

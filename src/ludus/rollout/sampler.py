@@ -36,7 +36,6 @@ class Sampler(Protocol):
         self, prompt: Prompt, *, sampling: Sampling, session_id: str, policy: str, session: ClientSession
     ) -> Completion | Answer:
         """The next turn, by the policy of that name."""
-        ...
 
     async def release(self, session_id: str) -> None:
         """The session is over: forget what was cached for it."""

@@ -187,20 +187,16 @@ def _compiled_tail(source: str, *, given: dict[str, Any]) -> Tail | None:
     @lru_cache(_FORMS)
     def form(kinds: Sequence[tuple[str, ...]]) -> list[str | tuple[int, str]]:
         """Text and blanks (message, field) for messages of these roles and fields."""
+        blanks = {f"{index} {field}": (index, field) for index, (_, *fields) in enumerate(kinds) for field in fields}
         messages = [
             {field: f"{_BLANK}{index} {field}{_BLANK}" for field in fields} | {"role": role}
             for index, (role, *fields) in enumerate(kinds)
         ]
         parts = compiled.render(given, messages=messages).split(_BLANK)
-        return [_blank(part) if number % 2 else part for number, part in enumerate(parts)]
+        return [blanks[part] if number % 2 else part for number, part in enumerate(parts)]
 
     def filled(messages: Sequence[Rendered]) -> str:
         parts = form(tuple([(each["role"], *each) for each in messages]))
         return "".join([part if isinstance(part, str) else messages[part[0]][part[1]] for part in parts])
 
     return filled
-
-
-def _blank(text: str) -> tuple[int, str]:
-    index, field = text.split()
-    return int(index), field

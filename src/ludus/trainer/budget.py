@@ -1,13 +1,9 @@
-"""Tokens of one microbatch: the run file's number, else what the device's memory holds.
-
-Where memory runs out, the number is halved.
-"""
+"""Tokens of one microbatch: the run file's number, or what memory holds; halved on a shortage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -22,22 +18,6 @@ MOST_TOKENS = 65536
 """Half as many keep a GPU busy, but a host that also plays sessions launches kernels late."""
 SHARE = 0.75
 """Share of the free memory to use: lengths differ, and the engine needs some too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of a device."""
-
-    free: int
-    used: int
-    peak: int
-
-    @classmethod
-    def of(cls, device: torch.device) -> Memory:
-        """Memory that torch has reserved and does not use counts as free."""
-        used = torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - used
-        return cls(free=free, used=used, peak=torch.cuda.max_memory_allocated(device))
 
 
 OnEvent = Callable[..., None]
@@ -77,14 +57,15 @@ class Budget:
             yield
             return
         torch.cuda.reset_peak_memory_stats(self._device)
-        before = Memory.of(self._device)
+        used = torch.cuda.memory_allocated(self._device)
+        # memory that torch has reserved and does not use is free too
+        free = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device) - used
         yield
-        self.learn(tokens, before=before, after=Memory.of(self._device))
+        self.learn(tokens, taken=torch.cuda.max_memory_allocated(self._device) - used, free=free)
         self.on_event("microbatch_tokens", microbatch_tokens=self.tokens)
 
-    def learn(self, tokens: int, *, before: Memory, after: Memory) -> None:
-        self.tokens = affordable(tokens, taken=after.peak - before.used, free=before.free)
-        self.found = True
+    def learn(self, tokens: int, *, taken: int, free: int) -> None:
+        self.tokens, self.found = affordable(tokens, taken=taken, free=free), True
 
     def shrink(self, cause: str) -> None:
         """Halve the budget after a microbatch that did not fit. One sequence cannot be split."""

@@ -1,7 +1,4 @@
-"""A trainer that learns nothing, for tests of loops and algorithms.
-
-It counts steps, keeps its batches, and agrees with a FakeEngine.
-"""
+"""A trainer that learns nothing, for tests: it keeps its batches and agrees with a FakeEngine."""
 
 from __future__ import annotations
 

@@ -75,6 +75,7 @@ class LocalTrainer:
         """`reference` is a frozen model whose logprobs the loss gets. `entropy_gradient`: the loss has
         an entropy bonus. `critic` reads this model or its own. `export` writes `tokenizer`."""
         self.model, self.channel = model, channel or MemoryChannel()
+        self._part = ADAPTER if has_adapters(model) else MODEL
         self.version = 0
         """Optimiser steps published so far."""
         self.steps = 0
@@ -105,8 +106,6 @@ class LocalTrainer:
             for each in (model, reference):
                 if each is not None:
                     compile_layers(each)
-
-    # -------------------------------------------------------------------------------------------- a step
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Take one optimiser step. Without a sampled token, take none and return {"skipped": 1}."""
@@ -187,9 +186,9 @@ class LocalTrainer:
         tokens = Tokens(
             logprobs=logprobs,
             old_logprobs=logprobs.detach(),  # one step per batch: the old policy is the policy itself
-            behaviour_logprobs=sampled_values(sequences, lambda own: own.logprobs, device=self.model.device),
-            advantages=sampled_values(sequences, lambda own: own.advantages, device=self.model.device),
-            weights=sampled_values(sequences, lambda own: own.weights, device=self.model.device),
+            behaviour_logprobs=sampled_values(sequences, "logprobs", device=self.model.device),
+            advantages=sampled_values(sequences, "advantages", device=self.model.device),
+            weights=sampled_values(sequences, "weights", device=self.model.device),
             rows=_rows(sequences, device=self.model.device),
             reference_logprobs=self._logprobs(self._reference, microbatch) if self._reference is not None else None,
             entropies=entropies,
@@ -235,8 +234,6 @@ class LocalTrainer:
         with cpu_threads(self._config.threads):
             return self._critic.values(trajectories)
 
-    # -------------------------------------------------------------------------------------------- versions
-
     def publish(self) -> int:
         if self._published != self.steps:
             self.channel.publish(self.steps, merged_tensors(self.model))
@@ -248,8 +245,6 @@ class LocalTrainer:
             microbatch = make_microbatch([_all_sampled(ids)], device=self.model.device)
             values: list[float] = fetched(self._logprobs(self.model, microbatch)).tolist()
         return values
-
-    # -------------------------------------------------------------------------------------------- checkpoints
 
     def save(
         self, run_folder: Path, *, state: Mapping[str, Any], keep: int, policies: Mapping[str, Snapshot] | None = None
@@ -283,13 +278,9 @@ class LocalTrainer:
         assert self._tokenizer is not None, "this trainer was made without a tokenizer"
         return export(folder, model=self.model, tokenizer=self._tokenizer)
 
-    @property
-    def _part(self) -> str:
-        return ADAPTER if has_adapters(self.model) else MODEL
-
     def _weights(self) -> dict[str, Tensor]:
         """Return trained weights in float32 and the rest of the model; or the adapters alone."""
-        rest = {} if has_adapters(self.model) else named_tensors(self.model)
+        rest = {} if self._part == ADAPTER else named_tensors(self.model)
         return {**rest, **{name: master.detach() for name, master in self._masters.named_parameters()}}
 
 

@@ -11,10 +11,10 @@ prefix, such as the attempts of a group, are neighbours, and the prefix is compu
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -117,6 +117,7 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     nodes = trie(rows)
     spread = np.concatenate(nodes)
     _, first = np.unique(spread, return_index=True)  # the position of each node's token in the concatenated sequences
+    ends = None if torch.device(device).type == "cpu" else subtree_ends(nodes)
     before = [own[np.flatnonzero(sequence.sampled) - 1] for own, sequence in zip(nodes, sequences, strict=True)]
 
     def tensor(values: np.ndarray) -> Tensor:
@@ -125,24 +126,16 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     return Microbatch(
         ids=tensor(np.concatenate(rows)[first]).unsqueeze(0),
         positions=tensor(np.concatenate([np.arange(len(row)) for row in rows])[first]).unsqueeze(0),
-        segments=Segments.of(
-            [len(row) for row in rows],
-            spread=spread,
-            ends=None if torch.device(device).type == "cpu" else subtree_ends(nodes),
-            device=device,
-        ),
+        segments=Segments.of([len(row) for row in rows], spread=spread, ends=ends, device=device),
         predictors=tensor(np.concatenate(before)),
         targets=tensor(np.concatenate([sequence.ids[sequence.sampled] for sequence in sequences])),
     )
 
 
-def sampled_values(
-    sequences: Seq[Sequence], column: Callable[[Sequence], np.ndarray | None], *, device: torch.device
-) -> Tensor:
-    """Return a column of the sampled tokens, float32 (M,), in the order of the microbatch."""
+def sampled_values(sequences: Seq[Sequence], name: str, *, device: torch.device) -> Tensor:
+    """Return a field ("critic.values") of the sampled tokens, float32 (M,), as a microbatch has them."""
     found = []
     for sequence in sequences:
-        values = column(sequence)
-        assert values is not None, "an algorithm's batch fills in what the trainer and the critic read"
-        found.append(values[sequence.sampled])
+        assert getattr(sequence, name.partition(".")[0]) is not None, f"an algorithm's batch carries {name}"
+        found.append(attrgetter(name)(sequence)[sequence.sampled])
     return placed(torch.from_numpy(np.concatenate(found).astype(np.float32, copy=False)), device)

@@ -21,7 +21,6 @@ class Source(Protocol):
 
     def fetch(self, version: int) -> Mapping[str, Tensor]:
         """Return the published tensors, checked against the checksum they were published with."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,4 +40,3 @@ class Channel(Source, Protocol):
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Store a snapshot of `tensors`; later changes to them have no effect on it."""
-        ...

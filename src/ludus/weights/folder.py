@@ -34,9 +34,9 @@ class FolderChannel:
         try:
             save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside)
             manifest = json.dumps(sealed(aside))
-            aside.replace(self._file(version))
+            aside.replace(self._path(version, ".safetensors"))
             aside.write_text(manifest)
-            aside.replace(self._manifest(version))
+            aside.replace(self._path(version, ".json"))
         except (OSError, SafetensorError) as error:
             raise EngineFailed(
                 f"version {version} could not be written to {self.folder}: {error}. "
@@ -45,27 +45,24 @@ class FolderChannel:
         finally:
             aside.unlink(missing_ok=True)
         for old in self.versions()[: -self._keep]:
-            self._manifest(old).unlink(missing_ok=True)
-            self._file(old).unlink(missing_ok=True)
+            self._path(old, ".json").unlink(missing_ok=True)
+            self._path(old, ".safetensors").unlink(missing_ok=True)
 
     def fetch(self, version: int) -> Mapping[str, Tensor]:
         if version not in self.versions():
             raise EngineFailed(
                 f"version {version} is not in {self.folder}; it holds {self.versions()}. Load the newest."
             )
-        path = self._file(version)
-        if reason := damage(path, json.loads(self._manifest(version).read_text())):
+        path = self._path(version, ".safetensors")
+        if reason := damage(path, json.loads(self._path(version, ".json").read_text())):
             raise EngineFailed(f"{path} {reason}; publish version {version} again.")
         return load_file(path)
 
     def versions(self) -> list[int]:
         return sorted(int(path.stem.removeprefix("version-")) for path in self.folder.glob("version-*.json"))
 
-    def _file(self, version: int) -> Path:
-        return self.folder / f"version-{version:08d}.safetensors"
-
-    def _manifest(self, version: int) -> Path:
-        return self.folder / f"version-{version:08d}.json"
+    def _path(self, version: int, suffix: str) -> Path:
+        return self.folder / f"version-{version:08d}{suffix}"
 
 
 def sealed(path: Path) -> dict[str, Any]:

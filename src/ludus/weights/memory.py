@@ -21,10 +21,7 @@ ROW = 8192
 
 
 class MemoryChannel:
-    """Keeps the newest `keep` versions.
-
-    Thread-safe: the trainer publishes from its thread, engines fetch from theirs.
-    """
+    """Keeps the newest `keep` versions. Thread-safe: trainer and engines have their own threads."""
 
     def __init__(self, *, keep: int = 4) -> None:
         self._keep = keep
@@ -60,10 +57,9 @@ class MemoryChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Tensors of one dtype and device in one buffer.
+    """Tensors of one dtype and device in one buffer, which is copied and checked in a few operations.
 
-    Copying and checking it takes a few operations. Tensor by tensor, the host would wait for the
-    GPU hundreds of times.
+    Tensor by tensor, the host would wait for the GPU hundreds of times.
     """
 
     whole: Tensor

@@ -82,8 +82,7 @@ class Archer:
         fresh = scale(fresh)
         self._learn(scale(self.replay), fresh)
         pieces = self.critic.advantages(fresh).split([len(turns) for turns, _ in found])
-        places = [torch.from_numpy(ordinals).to(fresh.rewards.device) for _, ordinals in found]
-        by_token = [own[place] for own, place in zip(pieces, places, strict=True)]
+        by_token = [own[ordinals] for own, (_, ordinals) in zip(pieces, found, strict=True)]
         if self.baseline is not None:
             before = [scale.state(hidden) for hidden, _ in features]
             by_token = self._without_baseline(self.baseline, by_token, before)
@@ -147,7 +146,7 @@ class Archer:
             restore_learner(BASELINE, self.baseline.network, self.baseline.optimizer, checkpoint=checkpoint)
 
 
-def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, np.ndarray]:
+def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[Turns, Tensor]:
     """Return the turns with sampled tokens, and the turn of each sampled token."""
     named = np.concatenate([np.zeros(0, np.int32), *(s.turns[s.sampled] for s in trajectory.sequences)])
     _, firsts, ordinals = np.unique(named, return_index=True, return_inverse=True)
@@ -164,4 +163,4 @@ def _turns(trajectory: Trajectory, hidden: Tensor, embeddings: Tensor) -> tuple[
         nexts=torch.cat([states[1:], torch.zeros_like(states[:1])]),
         done=done,
     )
-    return turns, ordinals
+    return turns, torch.from_numpy(ordinals).to(hidden.device)

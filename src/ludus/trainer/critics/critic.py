@@ -20,14 +20,11 @@ class Critic(Protocol):
         """Return, for each trajectory, the value before every sampled token (M,).
 
         A critic that learns from replay (`Archer`) adds these trajectories to it and trains here."""
-        ...
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Learn from the batch of one optimiser step, before the policy moves; return metrics."""
-        ...
 
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
         """Return what a checkpoint must hold, by the name of its file."""
-        ...
 
     def restore(self, checkpoint: Checkpoint) -> None: ...

@@ -98,9 +98,7 @@ class DoubleCritic:
             seen = {j: self._q(self.targets, j, new) for j in "12"}
         q_loss = torch.stack([((self._q(self.networks, j, old) - goals[j]) ** 2).mean() for j in "12"]).sum()
         v_loss = torch.stack([((self._v(self.networks, j, new.states) - seen[j]) ** 2).mean() for j in "12"]).sum()
-        self.optimizer.zero_grad()
-        (q_loss + v_loss).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        _update(self.optimizer, q_loss + v_loss)
         self.updates += 1
         with torch.no_grad():
             for target, own in zip(self.targets.parameters(), self.networks.parameters(), strict=True):
@@ -141,9 +139,7 @@ class TokenBaseline:
         losses = []
         for _ in range(steps):
             loss = ((self.guess(states) - worth) ** 2).mean()
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            _update(self.optimizer, loss)
             losses.append(float(loss.detach()))
         return losses[0]
 
@@ -167,6 +163,12 @@ def _network(size: int) -> nn.Sequential:
     last = nn.Linear(HIDDEN, 1)
     start_at_zero(last)
     return nn.Sequential(nn.LayerNorm(size), nn.Linear(size, HIDDEN), nn.GELU(), last)
+
+
+def _update(optimizer: AdamW, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
 
 
 def _value(network: nn.Module, features: Tensor) -> Tensor:

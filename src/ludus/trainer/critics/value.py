@@ -164,7 +164,5 @@ def explained(targets: Targets) -> float:
 
 
 def _targets(sequences: Seq[Sequence], *, device: torch.device) -> Targets:
-    return {
-        name: sampled_values(sequences, lambda own, name=name: getattr(own.critic, name, None), device=device)
-        for name in ("values", "returns", "weights")
-    }
+    names = ("values", "returns", "weights")
+    return {name: sampled_values(sequences, f"critic.{name}", device=device) for name in names}

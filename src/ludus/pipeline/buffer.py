@@ -58,7 +58,7 @@ class Buffer:
         self._ready = {order.index: (order, group) for order, group in ready}
 
     def take(self, *, version: int) -> tuple[tuple[Group, ...] | None, tuple[Order, ...]]:
-        """The oldest complete groups to train at `version` (None: wait), and orders too old for it."""
+        """The oldest complete groups to train at `version` (None: wait), and orders too old."""
         stale = tuple(order for order, group in self.ready if group.staleness(version) > self._max_staleness)
         for order in stale:
             del self._ready[order.index]

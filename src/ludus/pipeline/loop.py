@@ -132,7 +132,7 @@ class Loop:
         A fault on either side ends both and is raised."""
         try:
             async with asyncio.TaskGroup() as sides:
-                # a role that ends ends the run: without an engine every session would fail, again and again
+                # a role that ends ends the run: without an engine every session would fail
                 ended = [role.ended() for role in (self.engine, self.trainer, self.player)]
                 work = [self._generate(), self._watch(), self._timekeeper().run(), *ended]
                 beside = [sides.create_task(each) for each in work]
@@ -165,7 +165,7 @@ class Loop:
         self.stopped = True
         self._changed.set()
 
-    # -------------------------------------------------------------------------------------------- generating
+    # ---------------------------------------------------------------------------- generating
 
     async def _generate(self) -> None:
         async with asyncio.TaskGroup() as groups:
@@ -222,7 +222,7 @@ class Loop:
         """True once the filter has replaced every group for a long time."""
         return self._replaced_in_a_row >= MAX_EMPTY_BATCHES * self.pipeline.groups_per_step
 
-    # -------------------------------------------------------------------------------------------- training
+    # ---------------------------------------------------------------------------- training
 
     async def _train(self, sides: asyncio.TaskGroup) -> None:
         empty = 0
@@ -308,7 +308,7 @@ class Loop:
         if self.refresh is not None:
             await self.refresh(step.version)
         if step.version < self.pipeline.steps:
-            self._free(step.groups)  # the next groups start during the probe; if it fails, they end with the run
+            self._free(step.groups)  # the next groups start during the probe; its failure ends them
         gap = await self._gap(step.expected)
         metrics = {**step.figures, **step_metrics(step.groups, step.batch, version=step.before)}
         metrics |= {
@@ -334,7 +334,7 @@ class Loop:
 
     async def _gap(self, expected: Sequence[float]) -> float:
         got = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
-        # the mean: in half precision one unlikely token may differ as much as all do after a wrong load
+        # the mean: in half precision one unlikely token differs as much as a wrong load makes all
         gap = statistics.fmean(abs(a - b) for a, b in zip(expected, got, strict=True))
         if not gap <= self.probe_tolerance:  # NaN fails too
             raise EngineFailed(
@@ -360,7 +360,7 @@ class Loop:
             self.recorder.event("checkpoint", version=version)
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs beside the trainer: complete groups, and orders to play."""
+        """Return what a resumed run needs beside the trainer: complete groups, orders to play."""
         feed = self.feed.state(again=self.buffer.playing)
         ready = [{"order": order_to_dict(order), "group": group_to_dict(group)} for order, group in self.buffer.ready]
         return {"feed": feed, "ready": ready, "horizons": self.horizons.state(), "monitor": self.monitor.state()}

@@ -91,7 +91,7 @@ class Chat:
             )
 
     def _find_end(self, eos_id: int | None) -> tuple[str, int, bool]:
-        """Whitespace before the end of a turn, the id that ends it, whether the template sets it."""
+        """Whitespace before the end of a turn, the end's id, whether the template sets that id."""
         closing = self.template.closing.lstrip()
         ids = self.text.encode(closing, begins=False)
         if ids and self.text.is_control(ids[0]):
@@ -111,10 +111,10 @@ class Transcript:
         self._chat = chat
         self._shape = chat.template.shape
         self._history: list[Rendered] = []
-        self._shaped: list[Rendered] = []  # the history, or a window of it, as the template takes it
+        self._shaped: list[Rendered] = []  # the history, or a window of it, in that shape
         self._tools: list[dict[str, Any]] = []
-        self._prompt: str | None = ""  # the last prompt, or that of the window; None: only its tail is known
-        self._tail: str | None = None  # the prompt without what precedes the messages, where it can be split
+        self._prompt: str | None = ""  # the last prompt or window; None: only its tail is known
+        self._tail: str | None = None  # the prompt from its messages on, if it can be split
         self._sampled: tuple[int, ...] = ()
         self._rows: list[_Row] = []
 
@@ -221,7 +221,7 @@ class Transcript:
             self._tail = template.render_tail(self._shaped)
             return self._prompt
         except Refused as refusal:
-            if self._shape != PLAINEST:  # an unusual order of roles may still fit the plainest shape
+            if self._shape != PLAINEST:  # an unusual order of roles may fit the plainest shape
                 self._reshape(PLAINEST)
                 return self._render()
             roles = ", ".join(message["role"] for message in self._history[-6:]) or "none at all"

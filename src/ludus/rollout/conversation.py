@@ -20,7 +20,7 @@ from ludus.types import Action, Completion, Message, Observation, Sequence, Tool
 class Conversation:
     """`start`, then `add` and `observe` by turns.
 
-    As servers want it, every call in the chat history has an id, and those of the last turn a result.
+    As servers want it, every call in the history has an id, and those of the last turn results.
     """
 
     def __init__(self, chat: Chat | None) -> None:
@@ -29,7 +29,7 @@ class Conversation:
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
         self._unanswered: list[str] = []
-        self._unnamed: list[str] = []  # unanswered calls that had no id of their own: their results have none either
+        self._unnamed: list[str] = []  # those of them that had no id: nor have their results
         self.num_prompt_tokens = 0
         """Of the next prompt; in text as far as the server reports it."""
 

@@ -101,7 +101,7 @@ class _Play:
         for index in range(self.max_turns):
             if stop := await self._turn(index, session):
                 return stop
-            if index + 1 < self.max_turns:  # the last observation prompts no turn: it is no part of a sequence
+            if index + 1 < self.max_turns:  # the last observation prompts no turn
                 observation = self.turns[-1].observation
                 self.conversation.observe(observation.messages, observation.tools)
         return Stop.MAX_TURNS
@@ -144,7 +144,7 @@ class _Play:
         )
 
     async def _react(self, session: ClientSession, action: Action) -> Observation:
-        if action.problem:  # the model reads what was wrong with its call; the environment never sees it
+        if action.problem:  # for the model; the environment never sees it
             return Observation(messages=(Message("tool", action.problem),), invalid=True)
         return await self._in_turn_time(session.act(action), "acting")
 

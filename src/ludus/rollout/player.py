@@ -85,7 +85,7 @@ async def play_all(
     async def one(order: Order) -> Trajectory:
         async with free:
             group = await player.play(order)
-        trajectory = (*group.failed, *group.trajectories)[-1]  # what was scored, or else the last try
+        trajectory = (*group.failed, *group.trajectories)[-1]  # scored, or else the last try
         on_trajectory(trajectory)
         return trajectory
 

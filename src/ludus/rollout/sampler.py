@@ -99,9 +99,10 @@ class ChatSampler(Sampler):
         if self._chat is None:
             return answer
         action = tool_calls.read_from_text(answer.action) if prompt.tools else answer.action
-        calls = tuple(replace(call, id="") for call in action.tool_calls)  # ids are the server's, not the model's
+        # ids are the server's, not the model's
+        calls = tuple(replace(call, id="") for call in action.tool_calls)
         ids = self._chat.encode_action(replace(action, tool_calls=calls))
-        complete = answer.stop == "end" and len(ids) <= sampling.max_tokens  # in the policy's tokens
+        complete = answer.stop == "end" and len(ids) <= sampling.max_tokens  # the policy's tokens
         ids = ids if complete else ids[:-1][: sampling.max_tokens]
         stop = answer.stop if complete else "length"
         return Completion(tuple(ids), (math.nan,) * len(ids), (0,) * len(ids), stop, policy=answer.policy)

@@ -22,7 +22,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     for layer in _layers(model, knob="checkpoint_activations"):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        layer.training = True  # Transformers checks it; the modules inside stay in evaluation mode, without dropout
+        layer.training = True  # Transformers checks it; inside, dropout stays off
 
 
 def compile_layers(model: PreTrainedModel) -> None:

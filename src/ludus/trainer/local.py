@@ -72,8 +72,8 @@ class LocalTrainer:
         critic: Critic | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`reference` is a frozen model whose logprobs the loss gets. `entropy_gradient`: the loss has
-        an entropy bonus. `critic` reads this model or its own. `export` writes `tokenizer`."""
+        """`reference` is a frozen model whose logprobs the loss gets. `entropy_gradient`: the loss
+        has an entropy bonus. `critic` reads this model or its own. `export` writes `tokenizer`."""
         self.model, self.channel = model, channel or MemoryChannel()
         self._part = ADAPTER if has_adapters(model) else MODEL
         self.version = 0
@@ -185,7 +185,7 @@ class LocalTrainer:
         )
         tokens = Tokens(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach(),  # one step per batch: the old policy is the policy itself
+            old_logprobs=logprobs.detach(),  # one step per batch: old is current
             behaviour_logprobs=sampled_values(sequences, "logprobs", device=self.model.device),
             advantages=sampled_values(sequences, "advantages", device=self.model.device),
             weights=sampled_values(sequences, "weights", device=self.model.device),

@@ -94,7 +94,7 @@ def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Return the names of the decoder's linear layers, last part alone: all, or `config.targets`."""
+    """Return last parts of names of the decoder's linear layers: all, or `config.targets`."""
     known = sorted(
         {name.rpartition(".")[2] for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
     )

@@ -53,7 +53,7 @@ def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
     """Return the row indices of each microbatch, rows in lexical order.
 
     The microbatches are as few as the budget allows, and then as even as possible, so that no pass
-    is spent on a few remaining tokens. A row above the budget gets its own, one of length 0 none."""
+    is spent on a few remaining tokens. A row above the budget gets its own, an empty one none."""
     order = sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (rows[i].astype(">u4").tobytes(), i))
     lengths = [len(rows[i]) for i in order]
     shared = [0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))][: len(order)]
@@ -116,7 +116,7 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     rows = [row_ids(sequence) for sequence in sequences]
     nodes = trie(rows)
     spread = np.concatenate(nodes)
-    _, first = np.unique(spread, return_index=True)  # the position of each node's token in the concatenated sequences
+    _, first = np.unique(spread, return_index=True)  # where each node's token is in the joined rows
     ends = None if torch.device(device).type == "cpu" else subtree_ends(nodes)
     before = [own[np.flatnonzero(sequence.sampled) - 1] for own, sequence in zip(nodes, sequences, strict=True)]
 
@@ -133,7 +133,7 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
 
 
 def sampled_values(sequences: Seq[Sequence], name: str, *, device: torch.device) -> Tensor:
-    """Return a field ("critic.values") of the sampled tokens, float32 (M,), as a microbatch has them."""
+    """Return a field ("critic.values") of the sampled tokens, float32 (M,), in their order."""
     found = []
     for sequence in sequences:
         assert getattr(sequence, name.partition(".")[0]) is not None, f"an algorithm's batch carries {name}"

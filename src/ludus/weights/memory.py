@@ -57,7 +57,7 @@ class MemoryChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Tensors of one dtype and device in one buffer, which is copied and checked in a few operations.
+    """Tensors of one dtype and device in one buffer, copied and checked in a few operations.
 
     Tensor by tensor, the host would wait for the GPU hundreds of times.
     """

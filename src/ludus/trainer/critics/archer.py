@@ -71,7 +71,7 @@ class Archer:
         self._metrics: dict[str, float] = {}
 
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
-        """Add the turns to the replay, learn `critic.steps` times, return each token's advantage."""
+        """Add the turns to the replay, learn `critic.steps` times, return advantages by token."""
         features = self._features(trajectories)
         found = [_turns(t, *own) for t, own in zip(trajectories, features, strict=True)]
         fresh = self.replay.pick(slice(0)).followed_by(*(turns for turns, _ in found))
@@ -110,7 +110,7 @@ class Archer:
 
     @torch.no_grad()
     def _features(self, trajectories: Seq[Trajectory]) -> list[tuple[Tensor, Tensor]]:
-        """Return, per trajectory, hidden states before sampled tokens, and embeddings, (M, hidden)."""
+        """Return, by trajectory, hidden states before sampled tokens, and embeddings (M, hidden)."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
         hidden = by_sequence(sequences, self._hidden, budget=self._budget)

@@ -19,7 +19,7 @@ class Critic(Protocol):
     def values(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
         """Return, for each trajectory, the value before every sampled token (M,).
 
-        A critic that learns from replay (`Archer`) adds these trajectories to it and trains here."""
+        A critic that learns from replay (`Archer`) adds the trajectories to it and trains here."""
 
     def step(self, batch: Batch) -> dict[str, float]:
         """Learn from the batch of one optimiser step, before the policy moves; return metrics."""

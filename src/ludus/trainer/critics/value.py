@@ -70,7 +70,8 @@ class ValueCritic:
     def step(self, batch: Batch) -> dict[str, float]:
         """Take `critic.steps` optimiser steps on the batch's returns, each finite or refused."""
         sequences = batch.sequences
-        read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None  # same in every pass
+        # hidden states of a frozen model are the same in every pass
+        read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None
         metrics: dict[str, float] = {}
         for number in range(self._config.steps):
             loss, norm = self._budget.fitted(lambda: self._pass(sequences, read), undo=self._optimizer.zero_grad)
@@ -115,7 +116,7 @@ class ValueCritic:
 
 
 def hidden_before(model: PreTrainedModel, sequences: Seq[Sequence], *, dtype: torch.dtype, budget: Budget) -> Tensor:
-    """Return the hidden states before sampled tokens, (M, hidden), in float32, computed in `dtype`."""
+    """Return hidden states before sampled tokens, float32 (M, hidden), computed in `dtype`."""
     microbatch = make_microbatch(sequences, device=model.device)
     half = dtype != torch.float32
     with (

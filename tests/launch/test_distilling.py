@@ -10,7 +10,7 @@ from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import ConfigError
 from ludus.models.loading.tiny import make_tiny
-from ludus.trainer import LocalTrainer
+from ludus.trainer.local import LocalTrainer
 from ludus.types import Batch, Sequence, frozen_array
 from tests.e2e.runs import make_config, run
 from tests.trainer.examples import VOCABULARY, make_model

@@ -58,9 +58,9 @@ def test_words_of_an_endpoint_are_in_the_sessions_masked_and_the_run_learns_from
     evaluated = {t.policy for s in folder.read_trajectories() if s.split != "train" for t in s.trajectory.turns}
     assert evaluated == {"evaluation"}
     lines = folder.metrics()
-    assert 0 < np.mean([line["tokens/foreign"] for line in lines]) < 1
+    assert 0 < np.mean([line["tokens/off_policy"] for line in lines]) < 1
     for line in lines:
-        sampled = round(line["tokens/generated"] * (1 - line["tokens/foreign"]))
+        sampled = round(line["tokens/generated"] * (1 - line["tokens/off_policy"]))
         assert line["optimizer/sampled_tokens"] == sampled, "the friend's tokens are in no loss"
         assert np.isfinite(line["train/entropy/guess"])
     before, after = (load_file(place / "model.safetensors") for place in (small_model, folder.export))

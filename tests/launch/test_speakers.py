@@ -81,7 +81,7 @@ def test_every_tokens_logprob_is_its_own_speakers_and_evaluation_is_by_the_newes
     assert {version for policy, version in speakers if policy == "stale"} == {0, 2, 4}
     assert {version for policy, version in speakers if policy == "current"} == {0, 1, 2, 3, 4}
     assert {policy for session, policy in spoken if session.startswith("eval")} == {"evaluation"}
-    foreign = [line["tokens/foreign"] for line in folder.metrics()]
+    foreign = [line["tokens/off_policy"] for line in folder.metrics()]
     assert 0.2 < np.mean(foreign) < 0.9
 
 
@@ -109,7 +109,7 @@ def test_a_schedule_is_followed_step_by_step_and_by_a_resumed_run_too(small_mode
         "cross_policy": {"stale": 0.5, "stale_every": 2, "reference": 0.49, "schedule": [[1, 0.0], [2, 1.0], [3, 0.0]]}
     }
     through = run(config_of(tmp_path / "through", small_model, **sections))
-    foreign = [line["tokens/foreign"] for line in through.metrics()]
+    foreign = [line["tokens/off_policy"] for line in through.metrics()]
     assert [share > 0.8 for share in foreign] == [False, False, True, False, False]
     assert [share == 0 for share in foreign] == [True, True, False, True, True]
     for cut in (2, 3):
@@ -143,7 +143,7 @@ def last_turns(folder):
 def test_without_others_nothing_changes(small_model, tmp_path):
     plain = run(config_of(tmp_path / "a", small_model, cross_policy={}, pipeline={"steps": 2}))
     assert {turn.policy for stored in plain.read_trajectories() for turn in stored.trajectory.turns} == {"current"}
-    assert [line["tokens/foreign"] for line in plain.metrics()] == [0, 0]
+    assert [line["tokens/off_policy"] for line in plain.metrics()] == [0, 0]
     assert not (checkpoint_folder(plain.path, 2) / "stale.safetensors").exists()
 
 

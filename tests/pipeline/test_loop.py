@@ -364,12 +364,12 @@ def test_promise_7_a_restored_loop_trains_what_was_complete_first_and_draws_noth
 
 def test_checkpoints_are_made_when_due(tmp_path):
     states = []
-    setup = Setup(tmp_path, store__checkpoint_every=2)
 
-    async def save(state):
+    async def checkpoint(state):
         states.append(state)
 
-    setup.checkpoint = save
+    setup = Setup(tmp_path, store__checkpoint_every=2)
+    setup.checkpoint = checkpoint
     setup.run()
     assert [event["version"] for event in setup.events("checkpoint")] == [2, 4]
     assert all(json.dumps(state) for state in states)

@@ -6,9 +6,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
-from ludus.trainer import LocalTrainer
+from ludus.trainer.local import LocalTrainer
 from ludus.types import Batch, Sequence, frozen_array
-from ludus.weights import MemoryChannel
+from ludus.weights.memory import MemoryChannel
 
 VOCABULARY = 60
 

@@ -11,7 +11,7 @@ from ludus.config import CriticConfig, TrainerConfig
 from ludus.errors import CheckpointFailed
 from ludus.trainer.critics.archer import Archer
 from ludus.trainer.critics.double import DoubleCritic, Scale, Turns
-from ludus.trainer.threads import cpu_threads
+from ludus.trainer.local import cpu_threads
 from tests.algorithms.examples import make_conversation
 from tests.algorithms.problems import ARMS, FIRST, SECOND, table
 from tests.trainer.examples import make_model, make_trainer
@@ -230,5 +230,5 @@ def test_restored_it_goes_on_bit_for_bit_replay_and_all(tmp_path):
     for ours, theirs in zip(trainer.values(TALKS), resumed.values(TALKS), strict=True):
         assert ours.tolist() == theirs.tolist()
     plain = make_trainer().save(tmp_path / "plain", state={}, keep=1)
-    with pytest.raises(CheckpointFailed, match="no ArCHer critic"):
+    with pytest.raises(CheckpointFailed, match=r"no archer\.safetensors.*critic\.kind"):
         resumed.restore(plain)

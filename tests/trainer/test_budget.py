@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ludus.errors import TrainerFailed
 from ludus.trainer import local as trainer_module
-from ludus.trainer.budget import MOST_TOKENS, SHARE, Budget, Memory, affordable
+from ludus.trainer.budget import MOST_TOKENS, SHARE, Budget, affordable
 from tests.trainer.examples import make_batch, make_model, make_trainer, same, weights_of
 
 GIB = 2**30
@@ -24,9 +24,7 @@ def test_what_is_affordable_fits_into_its_share_unless_that_is_next_to_nothing(t
 def test_a_gpus_budget_is_found_by_one_measured_microbatch():
     budget = Budget(0, device=CUDA)
     assert (budget.tokens, budget.found) == (4096, False)
-    budget.learn(
-        4000, before=Memory(free=100 * GIB, used=10 * GIB, peak=0), after=Memory(free=0, used=0, peak=20 * GIB)
-    )
+    budget.learn(4000, taken=10 * GIB, free=100 * GIB)
     assert (budget.tokens, budget.found) == (29952, True), "4,000 took 10 GiB, and 75 are to be had"
 
 

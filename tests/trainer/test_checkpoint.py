@@ -54,9 +54,9 @@ def flip(path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (truncate, r"has \d+ bytes; the manifest says \d+ bytes"),
-        (flip, r"has checksum \w+; the manifest says \w+"),
-        (lambda path: path.unlink(), r"is missing; the manifest says \d+ bytes"),
+        (truncate, r"has \d+ bytes; expected \d+ bytes"),
+        (flip, r"has checksum \w+; expected \w+"),
+        (lambda path: path.unlink(), r"is missing; expected \d+ bytes"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_was_expected_and_what_to_do(tmp_path, name, damage, message):

@@ -144,8 +144,8 @@ def test_explained_variance_is_1_for_a_critic_that_was_right_and_0_for_one_that_
     returns, weights = torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.5, 0.5, 0.0])
     right = {"values": torch.tensor([1.0, 2.0, 0.0]), "returns": returns, "weights": weights}
     mute = {"values": torch.zeros(3), "returns": returns, "weights": weights}
-    assert explained([right]) == pytest.approx(1)
-    assert explained([mute]) == pytest.approx(0)
+    assert explained(right) == pytest.approx(1)
+    assert explained(mute) == pytest.approx(0)
 
 
 def test_a_return_that_is_not_finite_takes_no_step_of_critic_or_policy():

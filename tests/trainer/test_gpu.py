@@ -15,7 +15,7 @@ from ludus.trainer.lora import add_adapters
 from ludus.trainer.pack import subtree_ends, trie
 from ludus.trainer.sft import log_likelihood
 from ludus.types import Batch
-from ludus.weights import MemoryChannel
+from ludus.weights.memory import MemoryChannel
 from tests.models.test_training_layers import FAMILIES, logprobs_and_gradients
 from tests.models.test_tree_attention import family
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same, weights_of

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludus.trainer.pack import common_prefix, make_microbatch, pack, row_ids, row_length, trie
+from ludus.trainer.pack import common_prefix, make_microbatch, pack, row_ids, row_length, sampled_values, trie
 from tests.trainer.examples import make_sequence
 
 rows_of_few_tokens = st.lists(st.lists(st.integers(0, 2), max_size=8).map(np.array), max_size=12)
@@ -70,9 +71,10 @@ def test_each_predictor_sits_right_before_its_target():
     assert microbatch.segments.spread is None, "these two have nothing in common"
     assert microbatch.predictors.tolist() == [3, 4, 7, 8, 12, 13]
     for name in ("ids", "advantages", "weights", "logprobs"):
-        field = {"ids": "targets", "logprobs": "behaviour_logprobs"}.get(name, name)
+        values = sampled_values(sequences, name, device=torch.device("cpu"))
+        found = microbatch.targets if name == "ids" else values
         expected = np.concatenate([getattr(s, name)[s.sampled] for s in sequences])
-        assert getattr(microbatch, field).tolist() == pytest.approx(expected.tolist())
+        assert found.tolist() == pytest.approx(expected.tolist())
 
 
 def test_sequences_that_begin_alike_share_a_row_and_each_predicts_its_own():

@@ -8,10 +8,11 @@ import torch
 from ludus.algorithms import make_algorithm
 from ludus.config import AlgorithmConfig, TrainerConfig
 from ludus.errors import TrainerFailed
-from ludus.trainer import LocalTrainer, forward
+from ludus.trainer import forward
+from ludus.trainer.local import LocalTrainer
 from ludus.trainer.sft import log_likelihood
 from ludus.types import Batch
-from ludus.weights import MemoryChannel
+from ludus.weights.memory import MemoryChannel
 from tests.algorithms.examples import make_group
 from tests.trainer.examples import make_batch, make_model, make_sequence, make_trainer, same, weights_of
 

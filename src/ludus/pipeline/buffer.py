@@ -1,5 +1,4 @@
-"""Groups on their way to the trainer. Promise: none leaves staler than the bound, and slow
-tasks are trained too.
+"""Groups on their way to the trainer. Promise: none leaves too stale; slow tasks are trained too.
 
 A group has a place from the draw until the engine has LOADED the weights its gradient went into:
 
@@ -21,8 +20,7 @@ from ludus.types import Group, Order
 
 class Buffer:
     def __init__(self, *, groups_per_step: int, max_staleness: int) -> None:
-        self._groups_per_step = groups_per_step
-        self._max_staleness = max_staleness
+        self._groups_per_step, self._max_staleness = groups_per_step, max_staleness
         self.capacity = (max_staleness + 1) * groups_per_step
         self._playing: dict[int, Order] = {}
         self._ready: dict[int, tuple[Order, Group]] = {}
@@ -60,8 +58,7 @@ class Buffer:
         self._ready = {order.index: (order, group) for order, group in ready}
 
     def take(self, *, version: int) -> tuple[tuple[Group, ...] | None, tuple[Order, ...]]:
-        """The oldest complete groups to train at `version` (None: wait), and the orders that are
-        too old."""
+        """The oldest complete groups to train at `version` (None: wait), and orders too old."""
         stale = tuple(order for order, group in self.ready if group.staleness(version) > self._max_staleness)
         for order in stale:
             del self._ready[order.index]

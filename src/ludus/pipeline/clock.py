@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from ludus.rollout.context import Activity
+
 EVERY_S = 1.0
 Counts = Mapping[str, float]
 Read = Callable[[], Counts]
@@ -20,27 +22,18 @@ class Ledger:
     """Seconds by activity of one worker that does one thing at a time."""
 
     def __init__(self, doing: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._doing, self._clock, self._since = doing, clock, clock()
-        self._spent: dict[str, float] = {}
+        self._activity = Activity(clock)
+        self._activity.note("", doing)
+        self.spent = self._activity.spent
 
     @contextmanager
     def during(self, doing: str) -> Iterator[None]:
-        before = self._doing
-        self._turn_to(doing)
+        before = self._activity.doing("")
+        self._activity.note("", doing)
         try:
             yield
         finally:
-            self._turn_to(before)
-
-    def spent(self) -> dict[str, float]:
-        """Seconds so far, the current activity included."""
-        self._turn_to(self._doing)
-        return dict(self._spent)
-
-    def _turn_to(self, doing: str) -> None:
-        now = self._clock()
-        self._spent[self._doing] = self._spent.get(self._doing, 0.0) + now - self._since
-        self._doing, self._since = doing, now
+            self._activity.note("", before)
 
 
 class Timekeeper:

@@ -2,7 +2,7 @@
 
     by steps     turns[min(step // every, last)]
                  ScalingInter (2509.08755): short sessions first, longer ones phase by phase
-    by success   the next limit once `success` of the last `window` trajectories under this one succeeded
+    by success   the next limit once `success` of the last `window` trajectories succeeded
 
 The limit is decided when a task is drawn and travels with the order, so that a group that is played
 again after a resume keeps it. Reaching it is stop max_turns, distinct from done. Evaluation plays
@@ -20,8 +20,7 @@ from ludus.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """One environment's place in its list of limits, and the outcomes under that limit, oldest
-    first."""
+    """One environment's place in its list of limits, and the outcomes there, oldest first."""
 
     index: int = 0
     successes: tuple[bool, ...] = ()

@@ -1,13 +1,12 @@
 """Which task of an environment next: prioritised level replay (2010.03934).
 
-Promise: every task is revisited, and a choice is a pure function of the seed, the draws and the
-scores.
+Promise: every task is revisited; a choice is a pure function of seed, draws and scores.
 
     P(task) = (1 - c) rank(score)^(-1 / temperature) / sum  +  c (draws since last played) / sum
               c = staleness_share
     score     learnability          p (1 - p), p the group's success rate (2408.15099)
               advantage             mean |R - mean_G|
-              positive_value_loss   mean max(A, 0), A the critic's advantages, not normalised (2110.02439)
+              positive_value_loss   mean max(A, 0), A the critic's raw advantages (2110.02439)
 
 The first two are known when a group was played, the last when it is trained: until then a task
 keeps its score, or 0. With chance `fresh`, and while no task is scored, a task that was never drawn
@@ -20,16 +19,13 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from ludus.config import CurriculumConfig
 from ludus.seeds import derive
 from ludus.types import Batch, Group, Task
-
-Score = Literal["learnability", "advantage"]
-POSITIVE_VALUE_LOSS: Final = "positive_value_loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +35,7 @@ class Level:
     """Index of the draw that last played it."""
 
 
-def score_of(group: Group, *, kind: Score) -> float:
+def score_of(group: Group, *, kind: Literal["learnability", "advantage"]) -> float:
     size = len(group.trajectories)
     if kind == "learnability":
         share = sum(trajectory.success for trajectory in group.trajectories) / size
@@ -122,12 +118,8 @@ class Levels:
             return self._tasks[self._order[self._num_fresh - 1]]
         if not self._levels:  # all drawn, none finished yet
             return self._tasks[rng.choice(self._order)]
-        chances = replay_chances(
-            self._levels,
-            now=index,
-            temperature=self._config.rank_temperature,
-            staleness_share=self._config.staleness_share,
-        )
+        temperature, share = self._config.rank_temperature, self._config.staleness_share
+        chances = replay_chances(self._levels, now=index, temperature=temperature, staleness_share=share)
         return self._tasks[rng.choices(list(chances), weights=list(chances.values()))[0]]
 
     def note(self, task: Task, *, index: int) -> None:
@@ -138,16 +130,15 @@ class Levels:
     def learn(self, group: Group, *, index: int) -> None:
         """Scores a group that was played."""
         self.note(group.task, index=index)
-        if group.trajectories and self._config.score != POSITIVE_VALUE_LOSS:
+        if group.trajectories and self._config.score != "positive_value_loss":
             self._judge(group.task, score_of(group, kind=self._config.score))
 
     def train(self, groups: Sequence[Group], batch: Batch) -> None:
         """Scores groups that were trained, where the score needs the critic's values."""
-        if self._config.score == POSITIVE_VALUE_LOSS:
-            losses = positive_value_losses(groups, batch)
-            for group in groups:
-                if group.task.id in self._levels and group.id in losses:
-                    self._judge(group.task, losses[group.id])
+        losses = positive_value_losses(groups, batch) if self._config.score == "positive_value_loss" else {}
+        for group in groups:
+            if group.task.id in self._levels and group.id in losses:
+                self._judge(group.task, losses[group.id])
 
     def _judge(self, task: Task, score: float) -> None:
         self._levels[task.id] = replace(self._levels[task.id], score=score)

@@ -1,17 +1,17 @@
 """The loop that turns sessions into a better policy.
 
-Promise: generation and training never wait for each other, except where the staleness bound says so.
+Promise: generation and training wait for each other only where the staleness bound demands it.
 
-      generate                                   train
-      ────────                                   ─────
-      wait for a free place     ◀──────────┐     wait for groups_per_step complete groups, young enough
-      draw a task from the feed            │     make a batch, take an optimiser step      (in its own thread)
-      play a group (n sessions)            │     publish version v
-      put it into the buffer ─────▶ take ──┼──▶  evaluate and checkpoint when due
-                                           └──── meanwhile the engine loads v, which frees places, and is probed
+    generate                               train
+    ────────                               ─────
+    wait for a free place     ◀──────┐     wait for groups_per_step groups, young enough
+    draw a task from the feed        │     make a batch, take an optimiser step (own thread)
+    play a group (n sessions)        │     publish version v
+    put it into the buffer ──▶ take ─┼──▶  evaluate and checkpoint when due
+                                     └──── meanwhile the engine loads v, which frees places
 
-Both run on one event loop; sessions are coroutines. max_staleness = 0 makes the two wait for each other in turn: that is synchronous
-training, and it is this same loop.
+Both run on one event loop; sessions are coroutines. With max_staleness = 0 the two wait for each
+other in turn: that is synchronous training, by this same loop.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -53,17 +53,16 @@ from ludus.trainer.trainer import Trainer
 from ludus.types import Batch, Group, Order, Trajectory
 
 STALL_S = 60.0
-"""Without a finished group for so long, an event says what every session is waiting for."""
+"""After this time without a finished group, an event reports what sessions are waiting for."""
 MAX_FAILED_GROUPS = 25
 """Groups in a row without enough scored attempts that a run survives, whatever the capacity."""
 MAX_EMPTY_BATCHES = 25
-"""So many batches in a row without any gradient, or as many groups replaced, end the run: nothing is left to learn from these tasks."""
+"""Batches in a row without gradient, or as many groups replaced in a row, that end the run."""
 
-
-Evaluate = Callable[[int], Awaitable[object]]
-"""Plays the held-out tasks with the published version and records the result; runs beside training, and ends before run() does."""
+Evaluate = Callable[[int], Coroutine[Any, Any, object]]
+"""Evaluates the published version and records the result, beside training."""
 Refresh = Callable[[int], Awaitable[None]]
-"""Loads the version into whichever other policies are due for it."""
+"""Loads the version into the other policies that are due for it."""
 Checkpoint = Callable[[dict[str, Any]], Awaitable[object]]
 """Saves trainer and loop state between two optimiser steps."""
 GAUGES = ("running", "waiting")
@@ -71,7 +70,7 @@ GAUGES = ("running", "waiting")
 
 
 def _require(engine: Engine, *capabilities: str) -> None:
-    """What this run asks of its engine, before anything is played."""
+    """Refuse, before anything is played, an engine that lacks a capability of this run."""
     if missing := [name for name in capabilities if not getattr(engine.capabilities, name)]:
         raise ConfigError(
             f"{type(engine).__name__} cannot do what this run needs of an engine: {', '.join(missing)}; it needs "
@@ -81,14 +80,14 @@ def _require(engine: Engine, *capabilities: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """An optimiser step that was published as `version`; `expected`: what that version says to the probe prompt."""
+    """An optimiser step from version `before` to `version`, which is published."""
 
     groups: tuple[Group, ...]
     batch: Batch
     before: int
-    """The version that was trained on them."""
     version: int
     expected: list[float]
+    """The trainer's logprobs of the probe prompt."""
     figures: dict[str, float]
 
 
@@ -116,30 +115,29 @@ class Loop:
         self.probe_ids, self.probe_tolerance = list(probe_ids), probe_tolerance
         self.evaluate, self.checkpoint, self.refresh = evaluate, checkpoint, refresh
         self.buffer = Buffer(groups_per_step=self.pipeline.groups_per_step, max_staleness=self.pipeline.max_staleness)
-        self.horizons = Horizons(config.horizons)
-        self.monitor = Monitor(config.monitor)
-        self.loaded_version = trainer.version
-        self.stopped = False
+        self.horizons, self.monitor = Horizons(config.horizons), Monitor(config.monitor)
+        self.loaded_version, self.stopped = trainer.version, False
         self._changed = asyncio.Event()
         self._counts: Counter[str] = Counter()
         self._failed_in_a_row = self._replaced_in_a_row = 0
         self._last_progress = time.monotonic()
         self._last_group: Group | None = None
-        self._evaluation: asyncio.Task[None] | None = None
+        self._evaluation: asyncio.Task[object] | None = None
         self._delivery: asyncio.Task[None] | None = None
         self._ledger = Ledger("wait")
 
     async def run(self) -> None:
-        """Until pipeline.steps optimiser steps are done or stop() was called. A fault on either side ends both, and is raised."""
+        """Run until pipeline.steps optimiser steps are done or stop() is called.
+
+        A fault on either side ends both and is raised."""
         try:
             async with asyncio.TaskGroup() as sides:
-                generating = sides.create_task(self._generate())
-                watching = sides.create_task(self._watch())
-                timing = sides.create_task(self._timekeeper().run())
-                # a role that has ended ends the run: without an engine every session would fail and be played again
-                ended = [sides.create_task(role.ended()) for role in (self.engine, self.trainer, self.player)]
+                # a role that ends ends the run: without an engine every session would fail
+                ended = [role.ended() for role in (self.engine, self.trainer, self.player)]
+                work = [self._generate(), self._watch(), self._timekeeper().run(), *ended]
+                beside = [sides.create_task(each) for each in work]
                 await self._train(sides)
-                for side in (generating, watching, timing, *ended):
+                for side in beside:
                     side.cancel()
         except BaseExceptionGroup as faults:
             raise first_fault(faults) from faults
@@ -165,14 +163,15 @@ class Loop:
     def stop(self) -> None:
         """Finish the optimiser step in progress, then return from run()."""
         self.stopped = True
-        self._pulse()
+        self._changed.set()
 
-    # -------------------------------------------------------------------------------------------- generating
+    # ---------------------------------------------------------------------------- generating
 
     async def _generate(self) -> None:
         async with asyncio.TaskGroup() as groups:
             while True:
-                await self._until(lambda: self.buffer.num_free > 0)
+                while self.buffer.num_free <= 0:
+                    await self._change()
                 order = self.buffer.admit(self._draw(), version=self.loaded_version)
                 groups.create_task(self._play(order))
 
@@ -189,10 +188,10 @@ class Loop:
         )
         self._settle(order, group)
         self._last_progress = time.monotonic()
-        self._pulse()
+        self._changed.set()
 
     def _settle(self, order: Order, group: Group) -> None:
-        """Puts the group into the buffer, or drops it: too few scored attempts, or not wanted."""
+        """Put the group into the buffer, or drop it: too few scored attempts, or not wanted."""
         for trajectory in group.failed:
             self._counts[f"trajectories/failed/{trajectory.stop}"] += 1
         if len(group.trajectories) < self.config.rollout.min_group_size:
@@ -220,17 +219,17 @@ class Loop:
 
     @property
     def _exhausted(self) -> bool:
-        """Everything that was played for a long time has been replaced, and nothing is waiting to be trained."""
+        """True once the filter has replaced every group for a long time."""
         return self._replaced_in_a_row >= MAX_EMPTY_BATCHES * self.pipeline.groups_per_step
 
-    # -------------------------------------------------------------------------------------------- training
+    # ---------------------------------------------------------------------------- training
 
     async def _train(self, sides: asyncio.TaskGroup) -> None:
         empty = 0
         while self.trainer.version < self.pipeline.steps and empty < MAX_EMPTY_BATCHES:
             began = time.monotonic()
             groups = await self._take()
-            if groups is None:  # asked to stop, or nothing left to learn
+            if groups is None:  # asked to stop, or no gradient left
                 break
             with self._ledger.during("train"):
                 batch = await self._batch(groups)
@@ -247,19 +246,11 @@ class Loop:
             await self._milestones(sides)
         await self._delivered()
         if empty >= MAX_EMPTY_BATCHES or self._exhausted:
-            text = self._out_of_gradient()
+            text = _out_of_gradient(self.trainer.version, self.pipeline.steps, self._last_group)
             self.recorder.event("no_gradient", batches=empty, version=self.trainer.version, text=text)
 
-    def _out_of_gradient(self) -> str:
-        version, steps, last = self.trainer.version, self.pipeline.steps, self._last_group
-        earned = "" if last is None else f" In the last one, {last.task.id}, {_earned(last)}."
-        return (
-            f"the run ends at step {version} of {steps}: for long no group had attempts that earned differently, and nothing else can be "
-            f"learnt from.{earned} Where nothing is won, warm the model up (`ludus sft`) or make the tasks easier; where all is, harder"
-        )
-
     async def _batch(self, groups: tuple[Group, ...]) -> Batch:
-        """Make the batch. The values of a critic are those of before the step."""
+        """Make the batch. A critic's values are computed before it learns from this batch."""
         if not self.algorithm.needs_values:
             return self.algorithm.batch(groups)
         loop = asyncio.get_running_loop()
@@ -270,9 +261,9 @@ class Loop:
         return await asyncio.to_thread(self.algorithm.batch, groups, values=values)
 
     def _free(self, groups: tuple[Group, ...]) -> None:
-        """Frees the groups' places: whatever their gradient was, the engine has it now."""
+        """Free the groups' places: the engine has loaded the weights that they changed, if any."""
         self.buffer.loaded(len(groups))
-        self._pulse()
+        self._changed.set()
 
     async def _take(self) -> tuple[Group, ...] | None:
         while not self.stopped and not self._exhausted:
@@ -281,15 +272,14 @@ class Loop:
                 self._counts[f"groups/dropped_stale/{order.task.environment}"] += 1
                 self.feed.put_back(next_try(order))
             if stale:
-                self._pulse()
+                self._changed.set()
             if groups is not None:
                 return groups
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
         return None
 
     async def _step(self, groups: tuple[Group, ...], batch: Batch, *, wait_s: float) -> _Step:
-        """Trains and publishes."""
+        """Train and publish."""
         before, began = self.trainer.version, time.monotonic()
         with self._ledger.during("train"):
             trained = await self.trainer.step(batch)
@@ -299,26 +289,26 @@ class Loop:
             version = await self.trainer.publish()
             expected = await self.trainer.logprobs(self.probe_ids)
         figures = {f"optimizer/{name}": value for name, value in trained.items()}
-        figures |= {"time/wait_s": wait_s, "time/train_s": train_s}
-        figures |= {"time/publish_s": time.monotonic() - began - train_s}
+        publish_s = time.monotonic() - began - train_s
+        figures |= {"time/wait_s": wait_s, "time/train_s": train_s, "time/publish_s": publish_s}
         return _Step(groups, batch, before, version, expected, figures)
 
     def _look(self, metrics: dict[str, float], *, version: int) -> None:
         for sign in self.monitor.look(metrics):
             self.recorder.event("collapse", version=version, text=sign.text, **asdict(sign))
         if self.monitor.lost and not self.stopped:
-            text = f"monitor.stop is {self.monitor.config.stop}, and so many signs show at once: the run ends here, with a checkpoint"
+            text = f"{self.monitor.config.stop} signs of collapse show at once (monitor.stop): the run ends with a checkpoint"
             self.recorder.event("collapsed", version=version, text=text)
             self.stop()
 
     async def _deliver(self, step: _Step) -> None:
-        """Into the engine, while the trainer goes on with what is ready. A wrong or partial load ends the run here."""
+        """Load the version into the engine, beside training. A wrong or partial load raises."""
         await self.engine.load(step.version, source=self.trainer.source)
         self.loaded_version = step.version
         if self.refresh is not None:
             await self.refresh(step.version)
         if step.version < self.pipeline.steps:
-            self._free(step.groups)  # the next start while the probe looks; if it finds a fault, they end with the run
+            self._free(step.groups)  # the next groups start during the probe; its failure ends them
         gap = await self._gap(step.expected)
         metrics = {**step.figures, **step_metrics(step.groups, step.batch, version=step.before)}
         metrics |= {
@@ -333,18 +323,18 @@ class Loop:
         self._look(metrics, version=step.version)
 
     async def _delivered(self) -> None:
-        """One load at a time: were the trainer two versions ahead of the engine, groups would be born too old."""
+        """Wait for the load. With the engine two versions behind, groups would be born too old."""
         if self._delivery is not None:
             with self._ledger.during("load"):
                 await self._delivery
 
     async def probe(self) -> float:
-        """Mean logprob gap between engine and trainer on the probe prompt."""
+        """Return the mean logprob gap between engine and trainer on the probe prompt."""
         return await self._gap(await self.trainer.logprobs(self.probe_ids))
 
     async def _gap(self, expected: Sequence[float]) -> float:
         got = await self.engine.score(self.probe_ids, temperature=self.config.rollout.temperature)
-        # the mean: in half precision a single unlikely token may differ by as much as a wrong load makes all of them
+        # the mean: in half precision one unlikely token differs as much as a wrong load makes all
         gap = statistics.fmean(abs(a - b) for a, b in zip(expected, got, strict=True))
         if not gap <= self.probe_tolerance:  # NaN fails too
             raise EngineFailed(
@@ -361,22 +351,16 @@ class Loop:
             if self._evaluation is not None:
                 with self._ledger.during("evaluate"):
                     await self._evaluation
-            self._evaluation = sides.create_task(_awaited(self.evaluate(version)))
+            self._evaluation = sides.create_task(self.evaluate(version))
         every = self.config.store.checkpoint_every
         if self.checkpoint is not None and every and version % every == 0:
-            await self._delivered()  # a checkpoint's step has its figures
-            await self._save()
-
-    # -------------------------------------------------------------------------------------------- state
-
-    async def _save(self) -> None:
-        assert self.checkpoint is not None
-        with self._ledger.during("save"):
-            await self.checkpoint(self.state())
-        self.recorder.event("checkpoint", version=self.trainer.version)
+            await self._delivered()  # the metrics of a checkpoint's step are recorded first
+            with self._ledger.during("save"):
+                await self.checkpoint(self.state())
+            self.recorder.event("checkpoint", version=version)
 
     def state(self) -> dict[str, Any]:
-        """What resume needs beside the trainer: groups that are complete are kept, groups that are playing are played again."""
+        """Return what a resumed run needs beside the trainer: complete groups, orders to play."""
         feed = self.feed.state(again=self.buffer.playing)
         ready = [{"order": order_to_dict(order), "group": group_to_dict(group)} for order, group in self.buffer.ready]
         return {"feed": feed, "ready": ready, "horizons": self.horizons.state(), "monitor": self.monitor.state()}
@@ -387,43 +371,42 @@ class Loop:
         self.monitor.restore(state["monitor"])
         self.buffer.restore((self.feed.revive(e["order"]), group_from_dict(e["group"])) for e in state["ready"])
 
-    # -------------------------------------------------------------------------------------------- waiting
-
     async def _watch(self) -> None:
-        """Says what everything is waiting for when nothing has finished for a while: a stall must explain itself."""
+        """Report what sessions are waiting for when no group has finished for a while."""
         while True:
             await asyncio.sleep(STALL_S / 4)
             idle_s = time.monotonic() - self._last_progress
             if idle_s > STALL_S:
                 waiting = self.player.stats().longest or ["the trainer: every session has finished"]
                 playing = len(self.buffer.playing)
-                text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; waited for longest: {'; '.join(waiting)}"
+                text = f"no group has finished for {idle_s:.0f} s, {playing} are playing; longest waits: {'; '.join(waiting)}"
                 self.recorder.event("stall", idle_s=round(idle_s), playing=playing, longest=list(waiting), text=text)
                 self._last_progress = time.monotonic()
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
-        while not ready():
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _pulse(self) -> None:
-        self._changed.set()
+    async def _change(self) -> None:
+        """Wait until a place became free, a group is ready, or the run is to stop."""
+        self._changed.clear()
+        await self._changed.wait()
 
 
-def _earned(group: Group) -> str:
-    rewards = [trajectory.reward for trajectory in group.trajectories]
-    return f"{len(rewards)} attempts earned {statistics.fmean(rewards):g} on average"
+def _out_of_gradient(version: int, steps: int, last: Group | None) -> str:
+    earned = ""
+    if last is not None:
+        rewards = [trajectory.reward for trajectory in last.trajectories]
+        mean = statistics.fmean(rewards)
+        earned = f" In the last one, {last.task.id}, {len(rewards)} attempts earned {mean:g} on average."
+    return (
+        f"the run ends at step {version} of {steps}: for {MAX_EMPTY_BATCHES} batches no group has had reward variance, so "
+        f"there is no gradient.{earned} If every attempt fails, warm up the model with `ludus sft` or use easier tasks; "
+        "if every attempt succeeds, use harder tasks"
+    )
 
 
 def _nothing_to_train(num_groups: int, last: Group, *, check: str) -> LudusError:
-    """Named by the border of the latest failure: a dead engine is not the environment's fault. `check`: what to look at otherwise."""
+    """Return an error named after the latest failure; `check` is the environment to look at."""
     cause = last.failed[-1].failure
     what = f"the last {num_groups} groups all failed, so nothing can be trained; the latest cause was: {cause}."
     for failure in (EngineLost, EngineFailed, WorkerLost, ControllerFailed):
         if cause.startswith(failure.__name__):
             return failure(what)
     return EnvironmentFailed(f"{what} `ludus env check {check}` plays it without a model.")
-
-
-async def _awaited(work: Awaitable[object]) -> None:
-    await work

@@ -22,7 +22,7 @@ def step_metrics(groups: Seq[Group], batch: Batch, *, version: int) -> dict[str,
         "staleness/max": float(max(staleness)),
         "tokens/batch": float(batch.num_tokens),
         "tokens/generated": float(sum(t.num_sampled for t in trajectories)),
-        "tokens/foreign": _off_policy_share(trajectories),
+        "tokens/off_policy": _off_policy_share(trajectories),
         "trajectories/trained": float(len(trajectories)),
         "trajectories/forks": float(sum(t.num_forks for t in trajectories)),
         "time/generate_s": sum(turn.generate_s for t in trajectories for turn in t.turns),
@@ -37,8 +37,7 @@ def _off_policy_share(trajectories: Iterable[Trajectory]) -> float:
 
 
 def kept_shares(groups: Seq[Group], counts: Mapping[str, int]) -> dict[str, float]:
-    """The share of groups played for this batch that were not replaced, in all and by
-    environment."""
+    """The share of groups played for this batch that were kept, in all and by environment."""
     kept = Counter(group.task.environment for group in groups)
     prefix = "groups/replaced/"
     replaced = Counter({name.removeprefix(prefix): count for name, count in counts.items() if name.startswith(prefix)})

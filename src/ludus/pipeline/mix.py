@@ -1,5 +1,4 @@
-"""Which environment next. Promise: shares follow the rule to within one draw, and a pick is a pure
-function of the state.
+"""Which environment next. Promise: shares follow the rule to within one draw; picks are pure.
 
     weights    groups drawn, by the run file's weights
     tokens     sampled tokens of trained groups, by the weights: long answers are drawn less often
@@ -22,13 +21,14 @@ FLOOR = 0.05
 MEMORY = 0.1
 """Weight of the latest group in the recent success rate; before the first, it is one half."""
 MAX_REPLACED = 25
+COUNTS = ("drawn", "done", "tokens", "passed", "replaced", "success")
+"""What is kept of each environment."""
 
 
 class Mix:
     def __init__(self, weights: Mapping[str, float], *, rule: Rule) -> None:
         self._weights, self._rule = dict(weights), rule
-        zero = dict.fromkeys(weights, 0.0)
-        self._drawn, self._done, self._tokens, self._passed = dict(zero), dict(zero), dict(zero), dict(zero)
+        self._drawn, self._done, self._tokens, self._passed = (dict.fromkeys(weights, 0.0) for _ in range(4))
         self._replaced = dict.fromkeys(weights, 0)
         self._success = dict.fromkeys(weights, 0.5)
 
@@ -62,10 +62,7 @@ class Mix:
         self._done[environment] += 1
 
     def state(self) -> dict[str, Any]:
-        return {
-            name.removeprefix("_"): dict(getattr(self, name))
-            for name in ("_drawn", "_done", "_tokens", "_passed", "_replaced", "_success")
-        }
+        return {name: dict(getattr(self, f"_{name}")) for name in COUNTS}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for name, values in state.items():
@@ -76,9 +73,8 @@ class Mix:
             return (self._drawn[name] + 0.5) / self._weights[name]
         if self._rule == "success":
             return self._passed[name] + 0.5 / self._weight(name)
-        mean = self._mean_tokens(name)
         underway = self._drawn[name] - self._done[name]
-        return (self._tokens[name] + (underway + 0.5) * mean) / self._weights[name]
+        return (self._tokens[name] + (underway + 0.5) * self._mean_tokens(name)) / self._weights[name]
 
     def _mean_tokens(self, name: str) -> float:
         """Tokens per group; of all environments while this one has none."""

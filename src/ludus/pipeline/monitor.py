@@ -1,8 +1,7 @@
-"""Signs of a collapse by environment, reported while the run can be saved. Promise: `signs` is
-pure.
+"""Signs of a collapse by environment, while the run can be saved. Promise: `signs` is pure.
 
     success       fewer attempts succeed than at the best
-    reward_std    attempts at one task earn the same: falls first (the echo trap of RAGEN, 2504.20073)
+    reward_std    attempts at one task earn the same: falls first (RAGEN's echo trap, 2504.20073)
     entropy       the policy hardly varies its output
     grad_norm     the gradient of the whole run grows: few runs recover
     repeats       a turn repeats its own text
@@ -35,28 +34,26 @@ WHOLE_RUN = "the run"
 @dataclass(frozen=True, slots=True)
 class Watched:
     metric: str
-    falls: bool
-    least: float
-    """For a metric that rises: values up to this are no sign."""
     means: str
+    falls: bool = False
+    least: float = 0.0
+    """For a metric that rises: values up to this are no sign."""
     slack: float = 1.0
     """For a metric that rises: factor on `monitor.rise`."""
 
 
+SUCCESS = "train/success/"
 WATCHED = {
-    "success": Watched("train/success/", falls=True, least=0.0, means="fewer attempts succeed than before"),
-    "reward_std": Watched(
-        "groups/reward_std/", falls=True, least=0.0, means="rewards of attempts at one task no longer differ"
-    ),
-    "entropy": Watched("train/entropy/", falls=True, least=0.0, means="the policy hardly varies its output"),
-    "repeats": Watched("train/repeats/", falls=False, least=0.3, means="turns repeat their own text"),
-    "turn_tokens": Watched("train/turn_tokens/", falls=False, least=0.0, means="turns grow long"),
-    "invalid": Watched("trajectories/invalid_rate/", falls=False, least=0.5, means="actions cannot be carried out"),
-    # the fewer groups still differ, the larger their gradient: healthy runs reach four times the first
-    "grad_norm": Watched("optimizer/grad_norm", falls=False, least=0.0, means="the gradient grows", slack=4.0),
+    "success": Watched(SUCCESS, "fewer attempts succeed than before", falls=True),
+    "reward_std": Watched("groups/reward_std/", "rewards of attempts at one task no longer differ", falls=True),
+    "entropy": Watched("train/entropy/", "the policy hardly varies its output", falls=True),
+    "repeats": Watched("train/repeats/", "turns repeat their own text", least=0.3),
+    "turn_tokens": Watched("train/turn_tokens/", "turns grow long"),
+    "invalid": Watched("trajectories/invalid_rate/", "actions cannot be carried out", least=0.5),
+    # the fewer groups still differ, the larger their gradient: healthy runs reach 4 times the first
+    "grad_norm": Watched("optimizer/grad_norm", "the gradient grows", slack=4.0),
 }
 """By the name in reports; `metric` is listed in docs/metrics.md and ends with the environment."""
-SUCCESS = "train/success/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +73,8 @@ class Sign:
 def signs(
     history: Mapping[str, Seq[float]], *, config: MonitorConfig, best: Mapping[str, float] | None = None
 ) -> list[Sign]:
-    """The signs in `history`, each metric's values by batch; `best` has the greatest median of
-    success so far. None until there are the first batches and a whole window to compare."""
+    """The signs in `history`, each metric's values by batch, once there are the first batches and a
+    whole window to compare. `best` has the greatest median of success so far."""
     found = []
     for metric in sorted(name for name, values in history.items() if len(values) >= FIRST + config.window):
         for name, watched in WATCHED.items():
@@ -128,25 +125,18 @@ class Monitor:
                 if len(values) > FIRST + self.config.window:
                     del values[FIRST]
         found = signs(self._history, config=self.config, best=self._best)
-        self._remember_best()
-        before, self._shown = self._shown, {(sign.name, sign.environment) for sign in found}
-        return [sign for sign in found if (sign.name, sign.environment) not in before]
-
-    def _remember_best(self) -> None:
         for name, values in self._history.items():
             if name.startswith(SUCCESS) and len(values) == FIRST + self.config.window:
                 self._best[name] = max(self._best.get(name, 0.0), *_medians(values, self.config.window))
+        before, self._shown = self._shown, {(sign.name, sign.environment) for sign in found}
+        return [sign for sign in found if (sign.name, sign.environment) not in before]
 
     @property
     def lost(self) -> bool:
-        """True with `monitor.stop` signs at once in one environment; those of the whole run count
-        in each."""
-        if not self.config.stop:
-            return False
-        everywhere = sum(environment == WHOLE_RUN for _, environment in self._shown)
-        places = {environment for _, environment in self._shown}
-        counts = [sum(place == at for _, at in self._shown) + everywhere * (place != WHOLE_RUN) for place in places]
-        return max(counts, default=0) >= self.config.stop
+        """True with `monitor.stop` signs at once in one environment, those of the run included."""
+        places = [environment for _, environment in self._shown]
+        counts = [sum(at in (place, WHOLE_RUN) for at in places) for place in places]
+        return bool(self.config.stop) and max(counts, default=0) >= self.config.stop
 
     def state(self) -> dict[str, Any]:
         history = {name: list(values) for name, values in self._history.items()}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -91,8 +91,7 @@ class Chat:
             )
 
     def _find_end(self, eos_id: int | None) -> tuple[str, int, bool]:
-        """Whitespace before the end of a turn, the id that ends it, and whether the template sets
-        that id."""
+        """Whitespace before the end of a turn, the end's id, whether the template sets that id."""
         closing = self.template.closing.lstrip()
         ids = self.text.encode(closing, begins=False)
         if ids and self.text.is_control(ids[0]):
@@ -112,10 +111,10 @@ class Transcript:
         self._chat = chat
         self._shape = chat.template.shape
         self._history: list[Rendered] = []
-        self._shaped: list[Rendered] = []  # the history, or a window of it, as the template takes it
+        self._shaped: list[Rendered] = []  # the history, or a window of it, in that shape
         self._tools: list[dict[str, Any]] = []
-        self._prompt: str | None = ""  # the last prompt, or that of the window; None: only its tail is known
-        self._tail: str | None = None  # the prompt without what precedes the messages, where it can be split
+        self._prompt: str | None = ""  # the last prompt or window; None: only its tail is known
+        self._tail: str | None = None  # the prompt from its messages on, if it can be split
         self._sampled: tuple[int, ...] = ()
         self._rows: list[_Row] = []
 
@@ -125,14 +124,13 @@ class Transcript:
         first = self._chat.first_prompt(messages, tools)
         self._shape, self._prompt, self._tail, self._tools = first._shape, first._prompt, first._tail, first._tools
         self._history, self._shaped = first._history.copy(), first._shaped.copy()
-        self._rows.append(_Row())
-        self._rows[-1].add(first._rows[-1].ids, turn=0)
+        self._begin_row(first._rows[-1].ids, turn=0)
         return self._rows[-1].ids.copy()
 
     def begin(self, messages: Seq[Message], tools: Seq[Tool]) -> None:
         self._offer(tools)
         self._append(messages)
-        self._begin_row(turn=0)
+        self._begin_row(self._chat.text.encode(self._render(), begins=True), turn=0)
 
     def add(self, completion: Completion, *, turn: int) -> None:
         """Adds what was sampled after the last prompt, a stop id included."""
@@ -158,22 +156,19 @@ class Transcript:
             self._rows[-1].add(added, turn=turn)
         else:
             self._reshape(self._shape)  # the new row needs the whole history, not its window
-            self._begin_row(turn=turn)
+            self._begin_row(self._chat.text.encode(self._render(), begins=True), turn=turn)
         return self._rows[-1].ids.copy()
 
     def sequences(self) -> tuple[Sequence, ...]:
-        """Rows to train on, each up to its last sampled token; rows without sampled tokens are left
-        out."""
+        """Rows to train on, each up to its last sampled token; rows without any are left out."""
         return tuple(row.sequence() for row in self._rows if row.num_trained)
 
-    def _begin_row(self, *, turn: int) -> None:
-        text = self._render()
+    def _begin_row(self, ids: Seq[int], *, turn: int) -> None:
         self._rows.append(_Row())
-        self._rows[-1].add(self._chat.text.encode(text, begins=True), turn=turn)
+        self._rows[-1].add(ids, turn=turn)
 
     def _texts(self, shown: int, offered: list[dict[str, Any]]) -> tuple[str, str]:
-        """The last prompt (`shown` messages, tools `offered`) and the new one; or the tails of
-        both, where these differ exactly as the prompts do."""
+        """The last prompt (`shown` messages, `offered` tools) and the new one, or their tails."""
         template = self._chat.template
         if self._tail is not None and self._tools == offered:
             try:
@@ -187,13 +182,13 @@ class Transcript:
         return last, self._render()
 
     def _added(self, before: str, now: str, *, closed: bool) -> list[int] | None:
-        """The ids that the new prompt adds to `before`; None where it does not extend it. A turn
-        that the model closed itself is not closed twice."""
+        """The ids that the new prompt adds to `before`; None where it does not extend it."""
         if not now.startswith(before):
             return None
         ids = self._chat.text.encode(now[len(before) :], begins=False)
         if not closed or not self._chat.closes_turns:
             return ids
+        # a turn that the model closed itself is not closed twice
         return ids[1:] if ids and ids[0] in self._chat.stop_ids else None
 
     def _offer(self, tools: Seq[Tool]) -> None:
@@ -206,8 +201,7 @@ class Transcript:
         self._history += rendered
 
     def _shorten(self) -> None:
-        """Keeps the first message and the last two: in a local template they prove the next
-        extension."""
+        """Keeps the first message and the last two, which prove the next extension."""
         window = [self._shaped[0], *self._shaped[-2:]]
         try:
             tail = self._chat.template.render_tail(window)
@@ -227,7 +221,7 @@ class Transcript:
             self._tail = template.render_tail(self._shaped)
             return self._prompt
         except Refused as refusal:
-            if self._shape != PLAINEST:  # an unusual order of roles may still fit the plainest shape
+            if self._shape != PLAINEST:  # an unusual order of roles may fit the plainest shape
                 self._reshape(PLAINEST)
                 return self._render()
             roles = ", ".join(message["role"] for message in self._history[-6:]) or "none at all"
@@ -293,7 +287,7 @@ def _escape_all(value: Any, text: Text) -> Any:
 def _resolve_format(name: str, template: str) -> tool_calls.ToolFormat:
     if name == "auto":
         return tool_calls.detect(template)
-    known = get_args(tool_calls.ToolFormat)
+    known = tool_calls.EXAMPLES
     if name not in known:
         raise ConfigError(f"model.tool_format is {name!r}; known: auto, {', '.join(known)}.{nearest(name, known)}")
     return cast(tool_calls.ToolFormat, name)

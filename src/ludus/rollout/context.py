@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ludus.config import RolloutConfig
@@ -11,29 +11,29 @@ from ludus.controller.client.client import Client
 from ludus.rollout.chat import Chat
 from ludus.rollout.cross_policy import Draw
 from ludus.rollout.sampler import Sampler
-from ludus.types import Order, Task
+from ludus.types import Order
 
 
 class Activity:
-    """What every live session is waiting for, and the seconds that all sessions have spent by
-    activity."""
+    """What every live session is waiting for, and the seconds of all sessions by activity."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._live: dict[str, tuple[str, str, float]] = {}
         self._spent: dict[str, float] = {}
+        self._clock = clock
 
-    def note(self, session_id: str, task: Task, doing: str) -> None:
+    def note(self, session_id: str, doing: str, *, task_id: str = "") -> None:
         self.forget(session_id)
-        self._live[session_id] = (task.id, doing, time.monotonic())
+        self._live[session_id] = (task_id, doing, self._clock())
 
     def forget(self, session_id: str) -> None:
         if ended := self._live.pop(session_id, None):
             _, doing, since = ended
-            self._spent[doing] = self._spent.get(doing, 0.0) + time.monotonic() - since
+            self._spent[doing] = self._spent.get(doing, 0.0) + self._clock() - since
 
     def spent(self) -> dict[str, float]:
         """Seconds of all sessions so far by activity, live ones included."""
-        now, spent = time.monotonic(), self._spent.copy()
+        now, spent = self._clock(), self._spent.copy()
         for _, doing, since in self._live.values():
             spent[doing] = spent.get(doing, 0.0) + now - since
         return spent
@@ -43,7 +43,7 @@ class Activity:
 
     def longest(self, count: int = 3) -> tuple[str, ...]:
         """The sessions that have waited longest: "g000004.1 (guess/train/3): acting for 61 s"."""
-        now = time.monotonic()
+        now = self._clock()
         oldest = sorted(self._live.items(), key=lambda item: item[1][2])[:count]
         return tuple(f"{session} ({task}): {doing} for {now - since:.0f} s" for session, (task, doing, since) in oldest)
 

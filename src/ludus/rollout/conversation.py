@@ -20,8 +20,7 @@ from ludus.types import Action, Completion, Message, Observation, Sequence, Tool
 class Conversation:
     """`start`, then `add` and `observe` by turns.
 
-    The chat history is as servers want it: every call has an id, and every call of the last turn a
-    result.
+    As servers want it, every call in the history has an id, and those of the last turn results.
     """
 
     def __init__(self, chat: Chat | None) -> None:
@@ -30,7 +29,7 @@ class Conversation:
         self._messages: list[Message] = []
         self._tools: tuple[Tool, ...] = ()
         self._unanswered: list[str] = []
-        self._unnamed: list[str] = []  # unanswered calls that had no id of their own: their results have none either
+        self._unnamed: list[str] = []  # those of them that had no id: nor have their results
         self.num_prompt_tokens = 0
         """Of the next prompt; in text as far as the server reports it."""
 
@@ -91,8 +90,7 @@ def _named(message: Message, names: Iterator[str]) -> Message:
 
 
 def answering(messages: Seq[Message], unanswered: Seq[str]) -> list[Message]:
-    """`messages` with one result for each open call first; a result that answers no call becomes a
-    user message."""
+    """`messages` after a result for each open call; results of no call become user messages."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     loose = [message for message in messages if message.role != "tool" or message.tool_call_id not in unanswered]
     answers = [results.get(id) or Message("tool", "not carried out", tool_call_id=id) for id in unanswered]

@@ -1,5 +1,4 @@
-"""Cross-policy sampling (AgentRL, 2510.04206): the current policy or, by chance, another samples a
-turn.
+"""Cross-policy sampling (AgentRL, 2510.04206): by chance another policy samples a turn.
 
 Promise: the choice follows from the order and the seeds alone and takes nothing from the noise of
 the tokens: without other policies, tokens are bit for bit those of the current policy.
@@ -27,8 +26,7 @@ def policy_for(order: Order, *, draw: Draw, run_seed: int, session_id: str, turn
 
 
 def pick_policy(order: Order, *, toss: float) -> str:
-    """`toss` is uniform in [0, 1): the other policies' chances come first, `order.policy` has the
-    rest."""
+    """`toss` is uniform in [0, 1): the others' chances come first, `order.policy` has the rest."""
     for policy, chance in order.others.items():
         if toss < chance:
             return policy
@@ -43,11 +41,9 @@ def chances_at(others: Mapping[str, float], schedule: Sequence[tuple[int, float]
 
 
 def part_at(schedule: Sequence[tuple[int, float]], *, step: int) -> float:
-    """The part of the chances that counts at `step`: linear between the points, constant beyond
-    them.
+    """The part of the chances that counts at `step`: linear between the points, constant beyond.
 
-    Example: [(0, 1.0), (200, 0.0)] gives 0.25 at step 150.
-    """
+    Example: [(0, 1.0), (200, 0.0)] gives 0.25 at step 150."""
     if not schedule:
         return 1.0
     before = [point for point in schedule if point[0] <= step]

@@ -1,5 +1,4 @@
-"""A player without environment and engine, for tests of everything that plays: rewards are
-scripted."""
+"""A player without environment and engine, for tests: rewards are scripted."""
 
 from __future__ import annotations
 

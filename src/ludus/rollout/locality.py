@@ -1,5 +1,4 @@
-"""Whether a chat template is local: a message's text depends on its neighbours and the first
-message.
+"""Whether a chat template is local: a message's text depends on its neighbours and the first one.
 
 In a local template a short window of the conversation proves that a prompt extends the last one, so
 a turn costs the same however long the session is. Text before the messages, such as tools, need not
@@ -8,8 +7,23 @@ once as a form and then filled in. Promise: yes only where the template's own sy
 
 from __future__ import annotations
 
+from typing import Any, TypeGuard
+
 from jinja2 import Environment, TemplateError, nodes
 
+
+def _parsed(expression: str) -> nodes.Node:
+    return next(Environment().parse(f"{{{{ {expression} }}}}").find_all(nodes.Output)).nodes[0]
+
+
+_FIRST_MESSAGE = _parsed("messages[0]")
+_NEIGHBOURS = [_parsed("messages[loop.index0 - 1]"), _parsed("messages[loop.index0 + 1]")]
+_ITEMS = [_parsed("loop.previtem"), _parsed("loop.nextitem")]
+_ASKS_WHETHER_FIRST = [
+    _parsed(f"{index} {operator} {first}")
+    for index, first in (("loop.index0", 0), ("loop.index", 1))
+    for operator in ("==", "!=", "<", "<=", ">", ">=")
+]
 _LOCAL_LOOP = {"first", "last", "previtem", "nextitem"}
 _STATEFUL = {"cycler", "joiner", "self", "caller"}
 _OFFERED = {"tools", "documents"}
@@ -21,27 +35,22 @@ _LEAVES_SOMETHING = (nodes.Assign, nodes.AssignBlock, nodes.Macro, nodes.ExprStm
 
 
 def is_local(source: str) -> bool:
-    """True for one loop over `messages` whose body sees index 0 and a message's neighbours at
-    most."""
+    """True for one loop over `messages` whose body sees index 0 and neighbours at most."""
     try:
         body = Environment().parse(source).body
     except TemplateError:  # also tags unknown to this parser, such as break
         return False
     loops = [node for node in body if _is_main_loop(node)]
-    if len(loops) != 1:
+    if len(loops) != 1 or loops[0].test is not None or loops[0].else_ or loops[0].recursive:
         return False
-    loop = loops[0]
-    assert isinstance(loop, nodes.For)
-    if loop.test is not None or loop.else_ or loop.recursive:
-        return False
-    outside = all(_holds(node, in_loop=False) for node in body if node is not loop)
-    return outside and all(_holds(node, in_loop=True) for node in loop.body) and not _keeps_state(loop)
+    outside = all(_holds(node, in_loop=False) for node in body if node is not loops[0])
+    # a namespace that is written in the loop carries state between distant messages
+    return outside and all(_holds(node, in_loop=True) for node in loops[0].body) and not _has(loops[0], nodes.NSRef)
 
 
 def tail(template: nodes.Template) -> nodes.Template | None:
     """A local template without the text before its messages, which is equal in all prompts with one
-    first message and the same tools. None where the rest uses the tools, or where writing may have
-    an effect."""
+    first message and the same tools; None where the rest uses tools or writing has an effect."""
     start = next(index for index, node in enumerate(template.body) if _is_main_loop(node))
     kept = [node for node in template.body[:start] if not _only_writes(node)]
     used = {name.name for node in template.body[start:] for name in node.find_all(nodes.Name)}
@@ -52,7 +61,7 @@ def tail(template: nodes.Template) -> nodes.Template | None:
             used |= {name.name for name in node.find_all(nodes.Name)}
     rest = nodes.Template([*kept, *template.body[start:]], lineno=1)
     sees_tools = any(name.name in _OFFERED for name in rest.find_all(nodes.Name))
-    if sees_tools or next(template.find_all(nodes.NSRef), None) is not None:
+    if sees_tools or _has(template, nodes.NSRef):
         return None
     assert template.environment is not None, "a parsed template knows its environment"
     rest.set_environment(template.environment)
@@ -62,8 +71,7 @@ def tail(template: nodes.Template) -> nodes.Template | None:
 def is_verbatim(rest: nodes.Template) -> bool:
     """Whether a tail writes messages' text unchanged or not at all, and branches on roles alone."""
     loop = next(node for node in rest.body if _is_main_loop(node))
-    assert isinstance(loop, nodes.For)
-    if not isinstance(loop.target, nodes.Name) or next(rest.find_all(_CAPTURES), None) is not None:
+    if not isinstance(loop.target, nodes.Name) or _has(rest, _CAPTURES):
         return False
     return all(_is_verbatim(node, message=loop.target.name) for node in rest.iter_child_nodes())
 
@@ -71,7 +79,7 @@ def is_verbatim(rest: nodes.Template) -> bool:
 def _is_verbatim(node: nodes.Node, *, message: str) -> bool:
     if isinstance(node, nodes.Macro):  # it writes its caller's values
         return not any(_is_message(each, message) for each in node.find_all(nodes.Node))
-    if isinstance(node, nodes.For) and _is_main_loop(node):
+    if _is_main_loop(node):
         return all(_is_verbatim(each, message=message) for each in node.body)
     if isinstance(node, nodes.Output):
         return all(_is_verbatim(each, message=message) for part in node.nodes for each in _other_parts(part, message))
@@ -102,25 +110,23 @@ def _field(node: nodes.Node, message: str) -> str | None:
 
 
 def _is_message(node: nodes.Node, message: str) -> bool:
-    item = isinstance(node, nodes.Getattr) and _is_name(node.node, "loop") and node.attr in ("previtem", "nextitem")
-    return item or _is_name(node, message) or _is_first_message(node) or _is_neighbour(node)
+    return _is_name(node, message) or node == _FIRST_MESSAGE or node in _NEIGHBOURS or node in _ITEMS
 
 
 def _only_writes(node: nodes.Node) -> bool:
-    return isinstance(node, _ONLY_WRITES) and next(node.find_all(_LEAVES_SOMETHING), None) is None
+    return isinstance(node, _ONLY_WRITES) and not _has(node, _LEAVES_SOMETHING)
 
 
-def _is_main_loop(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.For) and isinstance(node.iter, nodes.Name) and node.iter.name == "messages"
+def _is_main_loop(node: nodes.Node) -> TypeGuard[nodes.For]:
+    return isinstance(node, nodes.For) and _is_name(node.iter, "messages")
 
 
-def _keeps_state(loop: nodes.For) -> bool:
-    """A namespace that is written in the loop carries state between distant messages."""
-    return next(loop.find_all(nodes.NSRef), None) is not None
+def _has(node: nodes.Node, kinds: Any) -> bool:
+    return next(node.find_all(kinds), None) is not None
 
 
 def _holds(node: nodes.Node, *, in_loop: bool) -> bool:
-    if _is_first_message(node) or (in_loop and (_is_neighbour(node) or _asks_whether_first(node))):
+    if node == _FIRST_MESSAGE or (in_loop and (node in _NEIGHBOURS or node in _ASKS_WHETHER_FIRST)):
         return True
     if isinstance(node, nodes.Getattr) and _is_name(node.node, "loop"):
         return not in_loop or node.attr in _LOCAL_LOOP
@@ -128,48 +134,12 @@ def _holds(node: nodes.Node, *, in_loop: bool) -> bool:
         return node.name != "messages" and node.name not in _STATEFUL and not (in_loop and node.name == "loop")
     if isinstance(node, (nodes.Block, nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends, nodes.CallBlock)):
         return False
-    if isinstance(node, nodes.For):  # inside, `loop` is the inner loop's
-        return _holds(node.iter, in_loop=in_loop) and all(
-            _holds(child, in_loop=False) for child in node.iter_child_nodes(exclude=["iter"])
-        )
-    if isinstance(node, nodes.Macro):
-        in_loop = False
-    return all(_holds(child, in_loop=in_loop) for child in node.iter_child_nodes())
+    # inside another loop or a macro, `loop` is not the main one
+    inside = in_loop and not isinstance(node, (nodes.For, nodes.Macro))
+    if isinstance(node, nodes.For) and not _holds(node.iter, in_loop=in_loop):
+        return False
+    return all(_holds(child, in_loop=inside) for child in node.iter_child_nodes(exclude=["iter"]))
 
 
 def _is_name(node: nodes.Node, name: str) -> bool:
     return isinstance(node, nodes.Name) and node.name == name
-
-
-def _is_first_message(node: nodes.Node) -> bool:
-    """messages[0]"""
-    return isinstance(node, nodes.Getitem) and _is_name(node.node, "messages") and _is_const(node.arg, 0)
-
-
-def _is_neighbour(node: nodes.Node) -> bool:
-    """messages[loop.index0 - 1] and messages[loop.index0 + 1]"""
-    return (
-        isinstance(node, nodes.Getitem)
-        and _is_name(node.node, "messages")
-        and isinstance(node.arg, (nodes.Add, nodes.Sub))
-        and _is_index(node.arg.left, "index0")
-        and _is_const(node.arg.right, 1)
-    )
-
-
-def _asks_whether_first(node: nodes.Node) -> bool:
-    """loop.index0 == 0, loop.index == 1, and their negations or orderings against that constant"""
-    if not isinstance(node, nodes.Compare) or len(node.ops) != 1:
-        return False
-    other = node.ops[0].expr
-    return (_is_index(node.expr, "index0") and _is_const(other, 0)) or (
-        _is_index(node.expr, "index") and _is_const(other, 1)
-    )
-
-
-def _is_index(node: nodes.Node, name: str) -> bool:
-    return isinstance(node, nodes.Getattr) and _is_name(node.node, "loop") and node.attr == name
-
-
-def _is_const(node: nodes.Node | None, value: int) -> bool:
-    return isinstance(node, nodes.Const) and node.value is not True and node.value is not False and node.value == value

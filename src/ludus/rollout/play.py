@@ -1,8 +1,6 @@
-"""One session to its end. Promise: whatever the environment or the model does, a trajectory comes
-back, and its stop says why it ended.
+"""One session to its end. Promise: a trajectory comes back, and its stop says why it ended.
 
-This is the one place where a failed session becomes data: borders name the failure, `play` records
-it.
+This is the one place where a failed session becomes data: borders name it, `play` records it.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class _Play:
         for index in range(self.max_turns):
             if stop := await self._turn(index, session):
                 return stop
-            if index + 1 < self.max_turns:  # the last observation prompts no turn: it is no part of a sequence
+            if index + 1 < self.max_turns:  # the last observation prompts no turn
                 observation = self.turns[-1].observation
                 self.conversation.observe(observation.messages, observation.tools)
         return Stop.MAX_TURNS
@@ -146,7 +144,7 @@ class _Play:
         )
 
     async def _react(self, session: ClientSession, action: Action) -> Observation:
-        if action.problem:  # the model reads what was wrong with its call; the environment never sees it
+        if action.problem:  # for the model; the environment never sees it
             return Observation(messages=(Message("tool", action.problem),), invalid=True)
         return await self._in_turn_time(session.act(action), "acting")
 
@@ -168,7 +166,7 @@ class _Play:
         return f"{border.__name__}: the session exceeded {self.limits.session_timeout_s:g} s while {doing}"
 
     def _note(self, doing: str) -> None:
-        self.context.activity.note(self.id, self.order.task, doing)
+        self.context.activity.note(self.id, doing, task_id=self.order.task.id)
 
     def _cut(self, observation: Observation) -> Observation:
         """Cuts long text, which would fill the model's context, and says so in the message."""

@@ -1,5 +1,4 @@
-"""The Player role: an order becomes a group. Promise: a failed attempt is retried or left out,
-never scored as 0."""
+"""The Player role: an order becomes a group. Promise: a failed attempt is never scored as 0."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from ludus.types import Group, Order, Trajectory
 MAX_CONCURRENT = 64
 """Sessions that `play_all` plays at once."""
 OnTrajectory = Callable[[Trajectory], None]
-"""Called with each trajectory when it ends, so that a process that is killed loses nothing that was
-finished."""
+"""Called with each trajectory when it ends: a process that is killed loses no finished one."""
 
 
 def ignore(trajectory: Trajectory) -> None:
@@ -41,7 +39,6 @@ class Player(Protocol):
 
     async def ended(self) -> None:
         """Never returns while the player works; raises the cause when it can play no longer."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -88,7 +85,7 @@ async def play_all(
     async def one(order: Order) -> Trajectory:
         async with free:
             group = await player.play(order)
-        trajectory = (*group.failed, *group.trajectories)[-1]  # what was scored, or else the last try
+        trajectory = (*group.failed, *group.trajectories)[-1]  # scored, or else the last try
         on_trajectory(trajectory)
         return trajectory
 
@@ -101,8 +98,7 @@ async def play_all(
 
 
 def assembled(order: Order, played: Iterable[Trajectory]) -> Group:
-    """Scored attempts are the group's trajectories, the others its failed ones, sorted by
-    attempt."""
+    """Scored attempts are the group's trajectories, the others its failed ones; by attempt."""
     by_attempt = sorted(played, key=lambda trajectory: trajectory.attempt)
     scored = tuple(trajectory for trajectory in by_attempt if trajectory.stop.scored)
     failed = tuple(trajectory for trajectory in by_attempt if not trajectory.stop.scored)

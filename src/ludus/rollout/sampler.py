@@ -36,7 +36,6 @@ class Sampler(Protocol):
         self, prompt: Prompt, *, sampling: Sampling, session_id: str, policy: str, session: ClientSession
     ) -> Completion | Answer:
         """The next turn, by the policy of that name."""
-        ...
 
     async def release(self, session_id: str) -> None:
         """The session is over: forget what was cached for it."""
@@ -100,17 +99,17 @@ class ChatSampler(Sampler):
         if self._chat is None:
             return answer
         action = tool_calls.read_from_text(answer.action) if prompt.tools else answer.action
-        calls = tuple(replace(call, id="") for call in action.tool_calls)  # ids are the server's, not the model's
+        # ids are the server's, not the model's
+        calls = tuple(replace(call, id="") for call in action.tool_calls)
         ids = self._chat.encode_action(replace(action, tool_calls=calls))
-        complete = answer.stop == "end" and len(ids) <= sampling.max_tokens  # in the policy's tokens
+        complete = answer.stop == "end" and len(ids) <= sampling.max_tokens  # the policy's tokens
         ids = ids if complete else ids[:-1][: sampling.max_tokens]
         stop = answer.stop if complete else "length"
         return Completion(tuple(ids), (math.nan,) * len(ids), (0,) * len(ids), stop, policy=answer.policy)
 
 
 def encodable(action: Action) -> Action:
-    """Replaces lone surrogates, which an endpoint may send, by question marks: UTF-8 cannot encode
-    them."""
+    """Replaces lone surrogates of an endpoint by question marks: UTF-8 cannot encode them."""
 
     def whole(text: str) -> str:
         return text if text.isascii() else text.encode("utf-8", "replace").decode()

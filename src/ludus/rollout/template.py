@@ -81,7 +81,7 @@ class Template:
         self._tail = _compiled_tail(self.source, given=given) if self.local else None
         self.shape = self._calibrate_shape()
         self.glue, self.closing = self._calibrate_turn()
-        self.renders_tools = self._carries([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])
+        self.renders_tools = not self._loses([("user", 2)], tools=[_PROBE_TOOL], words=_WORDS[:1])
 
     def render(self, messages: Sequence[Rendered], *, tools: Sequence[dict[str, Any]] | None) -> str:
         """The prompt for the next turn. Raises Refused when the template does."""
@@ -100,54 +100,45 @@ class Template:
         return text
 
     def render_tail(self, messages: Sequence[Rendered]) -> str | None:
-        """The prompt without the text before its messages; None where the template cannot be split
-        there. Raises Refused when the template does."""
-        if self._tail is None or not self.local:
+        """The prompt without the text before its messages; None where it cannot be split there."""
+        if self._tail is None:
             return None
         try:
             return self._tail(messages)
         except Exception as error:
             raise Refused(describe(error)) from error
 
-    def _carries(
+    def _loses(
         self, roles: Sequence[tuple[str, int]], *, tools: list[dict[str, Any]] | None = None, words: Sequence[str] = ()
-    ) -> bool:
-        """Whether each message's word appears in the prompt, in order."""
+    ) -> str:
+        """Why the prompt lacks a message's word, or has them in another order; else empty."""
         messages = [{"role": role, "content": _WORDS[index]} for role, index in roles]
         try:
             text = self.render(messages, tools=tools)
-        except Refused:
-            return False
+        except Refused as refused:
+            return str(refused)
         position = 0
         for word in words or [message["content"] for message in messages]:
             position = text.find(word, position) + 1
             if position == 0:
-                return False
-        return True
+                return "its text is missing"
+        return ""
 
     def _calibrate_shape(self) -> Shape:
-        if not self._carries([("user", 0)]):
+        if reason := self._loses([("user", 0)]):
             raise ConfigError(
-                f"the chat template cannot render one user message ({self._refusal()}); give another with model.chat_template"
+                f"the chat template cannot render one user message ({reason}); give another with model.chat_template"
             )
         shape = Shape()
-        if not self._carries([("system", 0), ("user", 1)]) or not self._carries([("system", 0)]):
+        opening, twice = [("user", 0), ("assistant", 1)], [("user", 0), ("user", 1)]
+        if self._loses([("system", 0), ("user", 1)]) or self._loses([("system", 0)]):
             shape = replace(shape, system="never")
-        elif not self._carries([("user", 0), ("assistant", 1), ("system", 2)]):
+        elif self._loses([*opening, ("system", 2)]):
             shape = replace(shape, system="first")
-        if not self._carries([("user", 0), ("assistant", 1), ("tool", 2)]):
+        if self._loses([*opening, ("tool", 2)]):
             shape = replace(shape, tool_as_user=True)
-        doubled = [("user", 0), ("user", 1)] if shape.tool_as_user else [("tool", 2), ("user", 3)]
-        opening = [("user", 0), ("assistant", 1)]
-        merge = not self._carries([("user", 0), ("user", 1)]) or not self._carries([*opening, *doubled])
-        return replace(shape, merge=merge)
-
-    def _refusal(self) -> str:
-        try:
-            self.render([{"role": "user", "content": _WORDS[0]}], tools=None)
-        except Refused as refused:
-            return str(refused)
-        return "its text is missing"
+        doubled = twice if shape.tool_as_user else [("tool", 2), ("user", 3)]
+        return replace(shape, merge=bool(self._loses(twice) or self._loses([*opening, *doubled])))
 
     def _calibrate_turn(self) -> tuple[str, str]:
         user = {"role": "user", "content": _WORDS[0]}
@@ -181,8 +172,7 @@ def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
 
 
 def _compiled_tail(source: str, *, given: dict[str, Any]) -> Tail | None:
-    """Compiled in the sandbox of transformers; `apply_chat_template` would copy every message
-    first."""
+    """Compiled in transformers' sandbox; `apply_chat_template` would copy every message first."""
     compile = getattr(chat_template_utils, "_compile_jinja_template", None)
     if compile is None:  # not a public name: without it every prompt is rendered whole
         return None
@@ -196,22 +186,17 @@ def _compiled_tail(source: str, *, given: dict[str, Any]) -> Tail | None:
 
     @lru_cache(_FORMS)
     def form(kinds: Sequence[tuple[str, ...]]) -> list[str | tuple[int, str]]:
-        """Text and blanks (message, field) for messages with these roles, each followed by its
-        fields."""
+        """Text and blanks (message, field) for messages of these roles and fields."""
+        blanks = {f"{index} {field}": (index, field) for index, (_, *fields) in enumerate(kinds) for field in fields}
         messages = [
             {field: f"{_BLANK}{index} {field}{_BLANK}" for field in fields} | {"role": role}
             for index, (role, *fields) in enumerate(kinds)
         ]
         parts = compiled.render(given, messages=messages).split(_BLANK)
-        return [_blank(part) if number % 2 else part for number, part in enumerate(parts)]
+        return [blanks[part] if number % 2 else part for number, part in enumerate(parts)]
 
     def filled(messages: Sequence[Rendered]) -> str:
         parts = form(tuple([(each["role"], *each) for each in messages]))
         return "".join([part if isinstance(part, str) else messages[part[0]][part[1]] for part in parts])
 
     return filled
-
-
-def _blank(text: str) -> tuple[int, str]:
-    index, field = text.split()
-    return int(index), field

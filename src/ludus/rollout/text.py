@@ -31,8 +31,7 @@ _REMEMBERED_LONG = 256
 _LONG = 8192
 """Characters of a cached long text, such as a system message with its tools."""
 _SAMPLED = 512
-"""Ids of a turn whose text is cached: it is read twice, and attempts at one task often repeat
-it."""
+"""Ids of a turn whose text is cached: it is read twice, and attempts often repeat it."""
 
 
 class Text:
@@ -75,8 +74,7 @@ class Text:
         return text.translate(self._escapes)
 
     def encode(self, text: str, *, begins: bool) -> list[int]:
-        """Ids of rendered text; `begins`: it starts the conversation, which matters to some
-        tokenizers."""
+        """Ids of rendered text. Some tokenizers treat text that `begins` a conversation apart."""
         ids: list[int] = []
         position = 0
         for match in self._control_pattern.finditer(text):
@@ -94,12 +92,9 @@ class Text:
         return self._decoded(ids)[0]
 
     def decode_escaped(self, ids: Sequence[int]) -> str:
-        """Sampled text for a template: control tokens stay, text that only looks like one is
-        escaped.
+        """Sampled text for a template: text that only looks like a control token is escaped.
 
-        Only whole look-alikes: the template must recognise markup, such as a <think> block to
-        strip.
-        """
+        Only whole look-alikes: the template must recognise markup, such as <think>, to strip it."""
         return self._decoded(ids)[1]
 
     def _decoded(self, ids: Sequence[int]) -> tuple[str, str]:
@@ -175,15 +170,14 @@ def _plain_backends(backend: Tokenizer, *, control: dict[str, int]) -> tuple[Tok
     settings = json.loads(backend.to_str())
     settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
     plain = Tokenizer.from_str(json.dumps(settings))
-    reachable = [text for text, id in control.items() if _reaches(plain, text=text, id=id)]
-    if reachable:
+
+    def reaches(text: str, id: int) -> bool:
+        return any(id in plain.encode(each, add_special_tokens=False).ids for each in (text, f"a{text}a"))
+
+    if reachable := [text for text, id in control.items() if reaches(text, id)]:
         _forget(settings["model"], reachable)
         plain = Tokenizer.from_str(json.dumps(settings))
     return plain, _without_first_space(settings) or plain
-
-
-def _reaches(plain: Tokenizer, *, text: str, id: int) -> bool:
-    return any(id in plain.encode(context, add_special_tokens=False).ids for context in (text, f"a{text}a"))
 
 
 def _forget(model: dict[str, Any], texts: list[str]) -> None:

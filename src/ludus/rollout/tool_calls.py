@@ -67,13 +67,10 @@ def parse(text: str, *, format: ToolFormat) -> Action:
     content = _without(text, found)
     if not found:
         return Action(content, problem=_near_miss(text[spoken_from:], format))
-    calls: list[ToolCall] = []
     try:
-        for _, _, body in found:
-            calls.extend(_read(body, format))
+        return Action(content, tuple(call for _, _, body in found for call in _read(body, format)))
     except _Unreadable as unreadable:
         return Action(content, problem=f"The tool call could not be read: {unreadable} Write {EXAMPLES[format]}")
-    return Action(content, tuple(calls))
 
 
 def read_from_text(action: Action) -> Action:
@@ -84,8 +81,7 @@ def read_from_text(action: Action) -> Action:
 
 
 def write(action: Action, *, format: ToolFormat, newlines: bool = False) -> str:
-    """The text that `parse` reads back. `newlines`: tags and JSON on lines of their own, as Qwen
-    writes."""
+    """The text that `parse` reads back. `newlines`: tags and JSON on own lines, as Qwen writes."""
     return "".join(text for text, _ in write_parts(action, format=format, newlines=newlines))
 
 
@@ -130,8 +126,7 @@ def _find(text: str, start: int, format: ToolFormat) -> list[_Found]:
 
 
 def _find_bare(text: str, start: int) -> list[_Found]:
-    """Bare JSON: from the first text that looks like a call to the end of the last readable
-    value."""
+    """Bare JSON: from what first looks like a call to the end of the last readable value."""
     begin = _CALL_LIKE.search(text, start)
     if begin is None:
         return []
@@ -143,11 +138,10 @@ def _find_bare(text: str, start: int) -> list[_Found]:
 
 
 def _values(text: str, start: int) -> tuple[list[Any], int | None]:
-    """JSON values separated by whitespace, commas or semicolons, and the end of the last; None: no
-    value."""
+    """JSON values between whitespace, commas and semicolons, and the end of the last (or None)."""
     values: list[Any] = []
     position, end = start, None
-    while position < len(text) and text[position] in "{[":
+    while text.startswith(("{", "["), position):
         try:
             value, position = _DECODER.raw_decode(text, position)
         except (ValueError, RecursionError):

@@ -1,14 +1,10 @@
-"""Tokens of one microbatch: the run file's number, else what the device's memory holds.
-
-Where memory runs out, the number is halved.
-"""
+"""Tokens of one microbatch: the run file's number, or what memory holds; halved on a shortage."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,25 +15,9 @@ T = TypeVar("T")
 FIRST_TOKENS = 4096
 """The size on a CPU, and on a GPU until it is measured."""
 MOST_TOKENS = 65536
-"""Half as many keep a GPU busy, but a host that also plays sessions needs time to launch the kernels."""
+"""Half as many keep a GPU busy, but a host that also plays sessions launches kernels late."""
 SHARE = 0.75
 """Share of the free memory to use: lengths differ, and the engine needs some too."""
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Bytes of a device."""
-
-    free: int
-    used: int
-    peak: int
-
-    @classmethod
-    def of(cls, device: torch.device) -> Memory:
-        """Memory that torch has reserved and does not use counts as free."""
-        used = torch.cuda.memory_allocated(device)
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - used
-        return cls(free=free, used=used, peak=torch.cuda.max_memory_allocated(device))
 
 
 OnEvent = Callable[..., None]
@@ -49,12 +29,12 @@ class Budget:
         """`tokens` 0: measure it."""
         self.tokens = tokens or FIRST_TOKENS
         self.found = bool(tokens) or device.type != "cuda"
-        self.on_event = on_event
+        self.on_event = on_event or (lambda kind, **fields: None)
         self._device = device
         self._trying = (0, 0)
 
     def fitted(self, work: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T:
-        """Run `work`; where memory runs out, call `undo` and run it again with smaller microbatches."""
+        """Run `work`; where memory runs out, call `undo` and repeat with smaller microbatches."""
         while True:
             try:
                 return work()
@@ -67,7 +47,7 @@ class Budget:
                 undo()
             before = self.tokens
             self.shrink(cause)
-            self._tell("out_of_memory", tokens=before, microbatch_tokens=self.tokens, text=cause)
+            self.on_event("out_of_memory", tokens=before, microbatch_tokens=self.tokens, text=cause)
 
     @contextmanager
     def microbatch(self, *, tokens: int, sequences: int) -> Iterator[None]:
@@ -77,17 +57,18 @@ class Budget:
             yield
             return
         torch.cuda.reset_peak_memory_stats(self._device)
-        before = Memory.of(self._device)
+        used = torch.cuda.memory_allocated(self._device)
+        # memory that torch has reserved and does not use is free too
+        free = torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device) - used
         yield
-        self.learn(tokens, before=before, after=Memory.of(self._device))
-        self._tell("microbatch_tokens", microbatch_tokens=self.tokens)
+        self.learn(tokens, taken=torch.cuda.max_memory_allocated(self._device) - used, free=free)
+        self.on_event("microbatch_tokens", microbatch_tokens=self.tokens)
 
-    def learn(self, tokens: int, *, before: Memory, after: Memory) -> None:
-        self.tokens = affordable(tokens, taken=after.peak - before.used, free=before.free)
-        self.found = True
+    def learn(self, tokens: int, *, taken: int, free: int) -> None:
+        self.tokens, self.found = affordable(tokens, taken=taken, free=free), True
 
     def shrink(self, cause: str) -> None:
-        """Halve the budget after a microbatch that did not fit. A single sequence cannot be split."""
+        """Halve the budget after a microbatch that did not fit. One sequence cannot be split."""
         tokens, sequences = self._trying
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
@@ -99,14 +80,10 @@ class Budget:
             )
         self.tokens, self.found = max(1, tokens // 2), True
 
-    def _tell(self, kind: str, **fields: Any) -> None:
-        if self.on_event is not None:
-            self.on_event(kind, **fields)
-
 
 @contextmanager
 def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
-    """Turn a shortage of memory where nothing can be split into an error that says what to change."""
+    """Turn a shortage of memory where nothing can be split into an error with the next move."""
     try:
         yield
     except RuntimeError as error:
@@ -119,6 +96,6 @@ def naming_shortage(what: str, *, device: torch.device) -> Iterator[None]:
 
 
 def affordable(tokens: int, *, taken: int, free: int) -> int:
-    """Tokens that fit into SHARE of `free` bytes if `tokens` took `taken` bytes; a multiple of 256."""
+    """Tokens that fit into SHARE of `free` bytes if `tokens` took `taken`; a multiple of 256."""
     fit = int(tokens * SHARE * free / max(1, taken))
     return max(256, min(MOST_TOKENS, fit) // 256 * 256)

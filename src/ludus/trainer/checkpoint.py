@@ -2,16 +2,15 @@
 
 Promise: a checkpoint is whole or absent. A damaged one raises an error and is never half loaded.
 
-    RUN/checkpoints/step-00000050/   manifest.json  state.json  model.safetensors  optimizer.safetensors  rng.safetensors  ...
+    RUN/checkpoints/step-00000050/   manifest.json  state.json  model.safetensors  ...
 
-A run that trains adapters has adapter.safetensors in place of the model, whose weights never change.
-Files are written to a folder beside it, flushed to the disk and moved into place. The manifest holds
-the size and checksum of each file.
+A run that trains adapters has adapter.safetensors in place of the model, which never changes. Files
+are written to a folder beside it, flushed to the disk and moved into place. The manifest holds the
+size and checksum of each file.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ludus.errors import CheckpointFailed
+from ludus.weights.folder import damage, sealed
 
 MODEL, ADAPTER = "model", "adapter"
 _MANIFEST = "manifest.json"
@@ -41,7 +41,14 @@ class Checkpoint:
     state: Mapping[str, Any]
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        return load_file(self.folder / f"{name}.safetensors")
+        file = self.folder / f"{name}.safetensors"
+        if not file.is_file():
+            held = ", ".join(sorted(path.stem for path in self.folder.glob("*.safetensors"))) or "no tensors"
+            raise CheckpointFailed(
+                f"{self.folder} holds no {file.name}, but {held}: it was written with another lora.rank, critic.kind or "
+                "critic.baseline. Resume with the settings that the run was started with."
+            )
+        return load_file(file)
 
 
 def checkpoint_folder(run_folder: str | Path, step: int) -> Path:
@@ -49,16 +56,9 @@ def checkpoint_folder(run_folder: str | Path, step: int) -> Path:
 
 
 def save_checkpoint(
-    folder: str | Path,
-    *,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    keep: int,
+    folder: str | Path, *, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], keep: int
 ) -> None:
-    """Write `folder`, then remove all but the newest `keep` checkpoints beside it.
-
-    A failed write leaves the existing ones alone.
-    """
+    """Write `folder`, then remove all but the newest `keep`. A failed write removes none."""
     folder = Path(folder)
     aside = folder.with_name(f".writing-{folder.name}")
     try:
@@ -83,19 +83,19 @@ def load_checkpoint(folder: str | Path) -> Checkpoint:
     """Check every file against the manifest, then return the checkpoint."""
     folder = Path(folder)
     try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        expected = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
+        files = dict(json.loads((folder / _MANIFEST).read_text())["files"])
+        for name, entry in files.items():
+            if reason := damage(folder / name, entry):
+                raise CheckpointFailed(f"{folder / name} {reason}. {_NEXT}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointFailed(
             f"{folder / _MANIFEST} cannot be read ({error}); expected the manifest of a checkpoint. {_NEXT}"
         ) from error
-    for name, (size, digest) in expected.items():
-        _verify(folder / name, size=size, digest=digest)
     return Checkpoint(folder, json.loads((folder / "state.json").read_text()))
 
 
 def latest_checkpoint(run_folder: str | Path) -> Path | None:
-    """Return the newest whole checkpoint of a run, or None. Broken ones are skipped with a warning."""
+    """Return the newest whole checkpoint of a run. Broken ones are skipped with a warning."""
     for folder in _candidates(Path(run_folder) / "checkpoints"):
         try:
             return load_checkpoint(folder).folder
@@ -115,10 +115,9 @@ def _candidates(folder: Path) -> list[Path]:
 
 def _seal(folder: Path) -> None:
     """Add the manifest and flush everything, so that the move alone makes the checkpoint exist."""
-    names = sorted(path.name for path in folder.iterdir())
-    entries = {name: {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)} for name in names}
-    (folder / _MANIFEST).write_text(json.dumps({"files": entries}, indent=1))
-    for path in (*(folder / name for name in names), folder / _MANIFEST, folder):
+    paths = sorted(folder.iterdir())
+    (folder / _MANIFEST).write_text(json.dumps({"files": {path.name: sealed(path) for path in paths}}, indent=1))
+    for path in (*paths, folder / _MANIFEST, folder):
         _flush(path)
 
 
@@ -130,22 +129,6 @@ def _move_into_place(aside: Path, folder: Path) -> None:
     aside.rename(folder)
     _flush(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _verify(path: Path, *, size: int, digest: str) -> None:
-    got = path.stat().st_size if path.exists() else None
-    if got != size:
-        has = "is missing" if got is None else f"has {got} bytes"
-        raise CheckpointFailed(f"{path} {has}; the manifest says {size} bytes. {_NEXT}")
-    if (actual := _digest(path)) != digest:
-        raise CheckpointFailed(
-            f"{path} has checksum {actual[:12]}; the manifest says {digest[:12]}. It is damaged. {_NEXT}"
-        )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -1,7 +1,4 @@
-"""A trainer that learns nothing, for tests of loops and algorithms.
-
-It counts steps, keeps its batches, and agrees with a FakeEngine.
-"""
+"""A trainer that learns nothing, for tests: it keeps its batches and agrees with a FakeEngine."""
 
 from __future__ import annotations
 
@@ -12,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from ludus.trainer.checkpoint import Checkpoint, checkpoint_folder, load_checkpoint, save_checkpoint
 from ludus.trainer.trainer import TrainerStats
 from ludus.types import Batch, Trajectory
 from ludus.weights.channel import Snapshot
-
-
-class NoWeights:
-    """A source of versions without tensors."""
-
-    def fetch(self, version: int) -> dict[str, Tensor]:
-        return {}
+from ludus.weights.memory import MemoryChannel
 
 
 class FakeTrainer:
-    source = NoWeights()
+    source = MemoryChannel()
+    """Empty: a FakeEngine fetches nothing."""
 
     def __init__(self, *, step_s: float = 0.0, logprob: float = -1.0) -> None:
         self.version = 0

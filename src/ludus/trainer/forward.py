@@ -1,7 +1,7 @@
 """Logprobs of the sampled tokens of a packed row.
 
-Promise: they equal those of each sequence alone, at the sampling temperature, in float32. The logits
-of a large vocabulary never exist for all tokens at once.
+Promise: they equal those of each sequence alone, at the sampling temperature, in float32. The
+logits of a large vocabulary never exist for all tokens at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ludus.trainer.pack import Microbatch
 MAX_LOGITS = 1 << 25
 """Logits held at once on a CPU: 128 MiB in float32, 220 tokens of a vocabulary of 152,000."""
 GPU_SHARE = 64
-"""On a GPU logits take at most this fraction (1/64) of its memory: of 140 GiB 2.2, 7,700 such tokens."""
+"""On a GPU logits take at most 1/64 of its memory: of 140 GiB 2.2, 7,700 such tokens."""
 KEPT = 4
 """Pieces of that size that may be kept for the backward pass instead of computed again."""
 
@@ -91,9 +91,8 @@ def _head(
 def prepare(model: PreTrainedModel) -> None:
     """Switch `model` to packed rows, with training layers where they give the same numbers.
 
-    The result is compared with the model's own forward pass on two short sequences. A model that drops
-    the segments on the way to its attention, or changes logits after the head, is refused.
-    """
+    The result is compared with the model's own forward pass on two short sequences. A model that
+    drops the segments on the way to its attention, or changes logits after the head, is refused."""
     ids = (torch.arange(12, device=model.device) * 7 + 3).remainder(model.config.get_text_config().vocab_size)
     lengths = [5, 7]
     alone = [model(input_ids=part.unsqueeze(0), use_cache=False).logits[0] for part in ids.split(lengths)]
@@ -105,7 +104,6 @@ def prepare(model: PreTrainedModel) -> None:
         segments=Segments.of(lengths, device=ids.device),
         predictors=torch.arange(len(ids), device=ids.device),
         targets=ids,
-        **dict.fromkeys(("behaviour_logprobs", "advantages", "weights"), torch.zeros(len(ids), device=ids.device)),
     )
 
     def gap_to_own() -> float:

@@ -1,9 +1,10 @@
 """From hidden states to logprobs and entropies, piece by piece.
 
-Promise: the logits of one piece exist at a time, forward and backward. The backward pass computes them
-again, unless there is memory to keep them all.
+Promise: the logits of one piece exist at a time, forward and backward. The backward pass computes
+them again, unless there is memory to keep them all.
 
-    logits = hidden W^T + b     z = logits / temperature     logprob = z[target] - lse(z)     entropy = lse(z) - sum softmax(z) z
+    logits = hidden W^T + b          z = logits / temperature
+    logprob = z[target] - lse(z)     entropy = lse(z) - sum softmax(z) z
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 
 def logprobs_in_pieces(
@@ -26,9 +28,8 @@ def logprobs_in_pieces(
 ) -> tuple[Tensor, Tensor]:
     """Return logprobs and entropies, (M,) each, in float32, both with gradient.
 
-    hidden (M, width), weight (vocabulary, width), targets (M,). Pieces are even and have at most `rows`
-    rows; the logits of up to `kept` rows are kept for the backward pass.
-    """
+    hidden (M, width), weight (vocabulary, width), targets (M,). Pieces are even and have at most
+    `rows` rows; the logits of up to `kept` rows are kept for the backward pass."""
     rows = -(-len(hidden) // max(1, -(-len(hidden) // rows)))
     keeps = len(hidden) <= kept and torch.is_grad_enabled()
     found: tuple[Tensor, Tensor] = _Pieces.apply(hidden, weight, bias, targets, temperature, rows, keeps)  # type: ignore[no-untyped-call]
@@ -48,9 +49,10 @@ class _Pieces(torch.autograd.Function):
         keeps: bool,
     ) -> tuple[Tensor, Tensor]:
         found, ctx.kept = [], []
+        statistics = _kernels().statistics if hidden.is_cuda else _statistics
         for part, own in zip(hidden.split(rows), targets.split(rows), strict=True):
-            logits = _logits(part, weight, bias)
-            found.append(_statistics(logits, own, temperature))
+            logits = linear(part, weight, bias)
+            found.append(statistics(logits, own, temperature=temperature))
             ctx.kept += [logits] if keeps else []
         logprobs, sums, entropies = (torch.cat(each) for each in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, bias, targets, sums, entropies)
@@ -68,11 +70,13 @@ class _Pieces(torch.autograd.Function):
         # a head that LoRA has frozen needs no gradient
         of_weight = torch.zeros_like(weight) if wants_weight else None
         of_bias = torch.zeros_like(bias) if wants_bias else None
-        kept, ctx.kept = ctx.kept, []  # each is overwritten with its gradient, so a second backward pass is impossible
+        # each is overwritten with its gradient, so a second backward pass is impossible
+        kept, ctx.kept = ctx.kept, []
+        gradients = _kernels().gradients_in_place if hidden.is_cuda else _gradients
         for first in range(0, len(hidden), ctx.rows):
             own = slice(first, first + ctx.rows)
-            gradient = _gradients(
-                kept.pop(0) if kept else _logits(hidden[own], weight, bias),
+            gradient = gradients(
+                kept.pop(0) if kept else linear(hidden[own], weight, bias),
                 targets[own],
                 sums=sums[own],
                 entropies=entropies[own],
@@ -90,15 +94,13 @@ class _Pieces(torch.autograd.Function):
         return of_hidden, of_weight, of_bias, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.nn.functional.linear(hidden, weight, bias)
+def _kernels() -> Any:
+    from ludus.models.kernels import head  # needs Triton
+
+    return head
 
 
-def _statistics(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    if logits.is_cuda:
-        from ludus.models.kernels import head as head_kernels
-
-        return head_kernels.statistics(logits, targets, temperature=temperature)
+def _statistics(logits: Tensor, targets: Tensor, *, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
     z = logits.float() / temperature
     sums = z.logsumexp(dim=-1)
     chosen = z.gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -116,19 +118,6 @@ def _gradients(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Return (rows, vocabulary) in the dtype of the logits, which may be overwritten."""
-    if logits.is_cuda:
-        from ludus.models.kernels import head as head_kernels
-
-        return head_kernels.gradients_in_place(
-            logits,
-            targets,
-            sums=sums,
-            entropies=entropies,
-            by_logprob=by_logprob,
-            by_entropy=by_entropy,
-            temperature=temperature,
-        )
     relative = (logits.float() / temperature).sub_(sums.unsqueeze(1))
     shares = relative.exp()
     slopes = -by_logprob.unsqueeze(1)

@@ -1,4 +1,4 @@
-"""Layers of a decoder in training: compiled, or with activations computed again in the backward pass.
+"""Layers of a decoder in training: compiled, or with activations computed again going backward.
 
 Promise: the numbers stay the same, up to the rounding of fused operations.
 """
@@ -22,15 +22,14 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     for layer in _layers(model, knob="checkpoint_activations"):
         layer.gradient_checkpointing = True
         layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-        layer.training = True  # Transformers checks it; the modules inside stay in evaluation mode, without dropout
+        layer.training = True  # Transformers checks it; inside, dropout stays off
 
 
 def compile_layers(model: PreTrainedModel) -> None:
     """Compile the layers; one compilation serves all layers and lengths.
 
-    Attention stays outside: its kernels are compiled already, and a row's segments, which change with
-    every microbatch, would be taken for constants.
-    """
+    Attention stays outside: its kernels are compiled already, and a row's segments, which change
+    with every microbatch, would be taken for constants."""
     restore_layers(model)  # training layers are the alternative to a compiler
     outside_of_compilation()
     for layer in _layers(model, knob="compile"):
@@ -47,5 +46,5 @@ def _layers(model: PreTrainedModel, *, knob: str) -> list[Any]:
 
 
 def compiles(choice: bool | None, model: PreTrainedModel) -> bool:
-    """Whether to compile: the run file's choice, else on a GPU where we have no training layers for the model."""
+    """The run file's choice; else compile on a GPU where the model has no training layers."""
     return model.device.type == "cuda" and not has_training_layers(model) if choice is None else choice

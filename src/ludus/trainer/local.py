@@ -1,4 +1,4 @@
-"""The trainer of one process. It executes per-token weights and knows no environment and no algorithm.
+"""The trainer of one process. It executes per-token weights and knows no environment or algorithm.
 
 Promise: a step is applied whole or not at all. A loss or gradient that is not finite leaves weights
 and optimiser unchanged and raises an error that names the sequence. A restored checkpoint continues
@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.config import TrainerConfig
-from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.errors import TrainerFailed
 from ludus.models.layers.training import merge_projections
 from ludus.models.transfer import fetched, placed
 from ludus.trainer.budget import Budget, OnEvent, naming_shortage
@@ -29,9 +30,8 @@ from ludus.trainer.critics.critic import Critic
 from ludus.trainer.forward import prepare, sampled_logprobs
 from ludus.trainer.layers import checkpoint_layers, compile_layers, compiles
 from ludus.trainer.lora import export, has_adapters, merged_tensors
-from ludus.trainer.metrics import summarise
 from ludus.trainer.optimizer import Masters, Schedule, cast_weights, make_optimizer, warmup
-from ludus.trainer.pack import Microbatch, make_microbatch, pack, row_ids
+from ludus.trainer.pack import Microbatch, make_microbatch, pack, row_ids, sampled_values
 from ludus.trainer.state import (
     copy_tensors,
     load_optimizer_tensors,
@@ -40,20 +40,21 @@ from ludus.trainer.state import (
     restore_rng,
     rng_states,
 )
-from ludus.trainer.threads import cpu_threads
 from ludus.types import Batch, Sequence, Trajectory, frozen_array
 from ludus.weights.channel import Channel, Snapshot
 from ludus.weights.memory import MemoryChannel
 
 Loss = Callable[[Tokens], tuple[Tensor, dict[str, Tensor]]]
+MAXIMA = ("importance", "logprob_gap")
+"""Diagnostics whose maximum is reported beside the mean."""
 
 
 class LocalTrainer:
     """Takes over `model`.
 
-    Forward and backward passes and published versions use the model's dtype, as an engine does; the
-    optimiser updates float32 copies (`Masters`). Where the model has adapters (`lora.py`), only they
-    are trained. Dropout stays off, so that logprobs equal an engine's.
+    Passes and published versions use the model's dtype, as an engine does; the optimiser updates
+    float32 copies (`Masters`). Where the model has adapters (`lora.py`), only they are trained.
+    Dropout stays off, so that logprobs equal an engine's.
     """
 
     def __init__(
@@ -71,32 +72,28 @@ class LocalTrainer:
         critic: Critic | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
-        """`reference` is a frozen model whose logprobs the loss gets. `entropy_gradient`: the loss has an
-        entropy bonus. `critic` reads this model or has its own. `tokenizer` is written by `export`."""
-        self.model = model
+        """`reference` is a frozen model whose logprobs the loss gets. `entropy_gradient`: the loss
+        has an entropy bonus. `critic` reads this model or its own. `export` writes `tokenizer`."""
+        self.model, self.channel = model, channel or MemoryChannel()
+        self._part = ADAPTER if has_adapters(model) else MODEL
         self.version = 0
         """Optimiser steps published so far."""
         self.steps = 0
         """Optimiser steps taken, the unpublished ones included."""
-        self._loss = algorithm_loss
-        self._config = config
-        self._temperature = temperature
-        self.channel = channel or MemoryChannel()
-        self._tokenizer = tokenizer
         self._published: int | None = None
-        self._dtype = model.dtype
+        self._config, self._temperature, self._tokenizer = config, temperature, tokenizer
         self._schedule = schedule or warmup(config.lr, steps=config.warmup_steps)
-        self._reference = reference
-        self._entropy_gradient = entropy_gradient
-        self._critic = critic
+        self._loss, self._entropy_gradient = algorithm_loss, entropy_gradient
+        self._reference, self._critic = reference, critic
+        dtype = model.dtype
         with cpu_threads(config.threads):
             prepare(model.float().eval())
             if reference is not None:
                 prepare(reference.float().requires_grad_(False).eval())
                 # rounded as the policy is, or the rounding would count as a divergence
-                cast_weights(reference, self._dtype)
+                cast_weights(reference, dtype)
         with naming_shortage("the weights and AdamW's averages", device=model.device):
-            self._masters = Masters(model, dtype=self._dtype)
+            self._masters = Masters(model, dtype=dtype)
             self._optimizer = make_optimizer(
                 self._masters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay
             )
@@ -110,10 +107,8 @@ class LocalTrainer:
                 if each is not None:
                     compile_layers(each)
 
-    # -------------------------------------------------------------------------------------------- a step
-
     def step(self, batch: Batch) -> dict[str, float]:
-        """Take one optimiser step. A batch without a sampled token takes none and returns {"skipped": 1}."""
+        """Take one optimiser step. Without a sampled token, take none and return {"skipped": 1}."""
         if not any(sequence.num_sampled for sequence in batch.sequences):
             return {"skipped": 1.0, "tokens": 0.0}
         if self._critic is not None and self.steps < self._critic.alone:
@@ -151,24 +146,24 @@ class LocalTrainer:
         return {"skipped": 0.0, "critic_alone": 1.0, **judged, "tokens": float(batch.num_tokens)}
 
     def _accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        """Compute the gradients of all microbatches; return the loss and the diagnostics per sampled token.
+        """Compute all gradients; return the loss and the diagnostics per sampled token.
 
-        Weights per token are fixed, so the size of a microbatch changes nothing else.
-        """
-        return self._budget.fitted(lambda: self._try_to_accumulate(sequences), undo=self._masters.forget_gradients)
+        Weights per token are fixed, so the size of a microbatch changes nothing else."""
 
-    def _try_to_accumulate(self, sequences: Seq[Sequence]) -> tuple[Tensor, list[dict[str, Tensor]]]:
-        self._masters.forget_gradients()
-        total, pieces = torch.zeros((), device=self.model.device), []
-        for chosen in self._parts(sequences):
-            microbatch = make_microbatch(chosen, device=self.model.device)
-            with self._budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(chosen)):
-                loss, diagnostics = self._forward(microbatch, chosen)
-                loss.backward()
-            total += loss.detach()
-            pieces.append(diagnostics)
-        self._masters.take_gradients()
-        return total, pieces
+        def whole() -> tuple[Tensor, list[dict[str, Tensor]]]:
+            self._masters.forget_gradients()
+            total, pieces = torch.zeros((), device=self.model.device), []
+            for chosen in self._parts(sequences):
+                microbatch = make_microbatch(chosen, device=self.model.device)
+                with self._budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(chosen)):
+                    loss, diagnostics = self._forward(microbatch, chosen)
+                    loss.backward()
+                total += loss.detach()
+                pieces.append(diagnostics)
+            self._masters.take_gradients()
+            return total, pieces
+
+        return self._budget.fitted(whole, undo=self._masters.forget_gradients)
 
     def _parts(self, sequences: Seq[Sequence]) -> Iterator[list[Sequence]]:
         """Yield microbatches; when the budget changes on the way, the rest is packed again."""
@@ -190,22 +185,20 @@ class LocalTrainer:
         )
         tokens = Tokens(
             logprobs=logprobs,
-            old_logprobs=logprobs.detach(),  # one step per batch: the old policy is the policy itself
-            behaviour_logprobs=microbatch.behaviour_logprobs,
-            advantages=microbatch.advantages,
-            weights=microbatch.weights,
+            old_logprobs=logprobs.detach(),  # one step per batch: old is current
+            behaviour_logprobs=sampled_values(sequences, "logprobs", device=self.model.device),
+            advantages=sampled_values(sequences, "advantages", device=self.model.device),
+            weights=sampled_values(sequences, "weights", device=self.model.device),
             rows=_rows(sequences, device=self.model.device),
-            reference_logprobs=self._reference_logprobs(microbatch),
+            reference_logprobs=self._logprobs(self._reference, microbatch) if self._reference is not None else None,
             entropies=entropies,
         )
         loss, diagnostics = self._loss(tokens)
         return (tokens.weights * loss).sum(), {"entropy": entropies.detach(), **diagnostics}
 
     @torch.no_grad()
-    def _reference_logprobs(self, microbatch: Microbatch) -> Tensor | None:
-        if self._reference is None:
-            return None
-        return sampled_logprobs(self._reference, microbatch, temperature=self._temperature)[0]
+    def _logprobs(self, model: PreTrainedModel, microbatch: Microbatch) -> Tensor:
+        return sampled_logprobs(model, microbatch, temperature=self._temperature)[0]
 
     def _grad_norm(self) -> Tensor:
         return torch.nn.utils.get_total_norm([p.grad for p in self._masters.parameters() if p.grad is not None])
@@ -237,41 +230,25 @@ class LocalTrainer:
         )
 
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
-        """Return the critic's value before every sampled token, for the algorithm's advantages."""
         assert self._critic is not None, "this trainer was made without a critic"
         with cpu_threads(self._config.threads):
             return self._critic.values(trajectories)
 
-    # -------------------------------------------------------------------------------------------- versions
-
     def publish(self) -> int:
-        """Put the weights on the channel as a new version; without a step since, return the same one."""
         if self._published != self.steps:
             self.channel.publish(self.steps, merged_tensors(self.model))
             self._published = self.version = self.steps
         return self.version
 
-    @torch.no_grad()
     def logprobs(self, ids: Seq[int]) -> list[float]:
-        """Return logprobs of ids[1:] at the sampling temperature; an engine's `score` must agree."""
-        sequence = _all_sampled(ids)
         with cpu_threads(self._config.threads):
-            microbatch = make_microbatch([sequence], device=self.model.device)
-            found, _ = sampled_logprobs(self.model, microbatch, temperature=self._temperature)
-            values: list[float] = fetched(found).tolist()
+            microbatch = make_microbatch([_all_sampled(ids)], device=self.model.device)
+            values: list[float] = fetched(self._logprobs(self.model, microbatch)).tolist()
         return values
 
-    # -------------------------------------------------------------------------------------------- checkpoints
-
     def save(
-        self,
-        run_folder: str | Path,
-        *,
-        state: Mapping[str, Any],
-        keep: int,
-        policies: Mapping[str, Snapshot] | None = None,
+        self, run_folder: Path, *, state: Mapping[str, Any], keep: int, policies: Mapping[str, Snapshot] | None = None
     ) -> Path:
-        """Write RUN_FOLDER/checkpoints/step-N with the caller's `state`; keep the newest `keep`."""
         folder = checkpoint_folder(run_folder, self.steps)
         own = {
             self._part: self._weights(),
@@ -285,14 +262,7 @@ class LocalTrainer:
         return folder
 
     def restore(self, folder: str | Path) -> Checkpoint:
-        """Continue from a checkpoint, which also holds the caller's state. Publish before an engine loads."""
         checkpoint = load_checkpoint(folder)
-        if not (checkpoint.folder / f"{self._part}.safetensors").is_file():
-            raise CheckpointFailed(
-                f"{checkpoint.folder} holds no {self._part}.safetensors: it was written with "
-                f"{'' if self._part == MODEL else 'no '}adapters (lora.rank). Resume with the settings that the run was "
-                "started with."
-            )
         copy_tensors(self._weights(), checkpoint.tensors(self._part), folder=checkpoint.folder)
         self._masters.copy_back()
         load_optimizer_tensors(self._optimizer, self._masters, checkpoint.tensors("optimizer"))
@@ -305,18 +275,27 @@ class LocalTrainer:
         return checkpoint
 
     def export(self, folder: str | Path) -> Path:
-        """Write the model in Hugging Face format, merged where there are adapters."""
         assert self._tokenizer is not None, "this trainer was made without a tokenizer"
         return export(folder, model=self.model, tokenizer=self._tokenizer)
 
-    @property
-    def _part(self) -> str:
-        return ADAPTER if has_adapters(self.model) else MODEL
-
     def _weights(self) -> dict[str, Tensor]:
-        """Return the trained weights in float32 and the rest of the model; with adapters, the adapters alone."""
-        rest = {} if has_adapters(self.model) else named_tensors(self.model)
+        """Return trained weights in float32 and the rest of the model; or the adapters alone."""
+        rest = {} if self._part == ADAPTER else named_tensors(self.model)
         return {**rest, **{name: master.detach() for name, master in self._masters.named_parameters()}}
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Use `count` CPU threads (0: torch's default), then restore the number from before.
+
+    torch keeps it per thread, and autograd runs a CPU backward pass in the calling thread (measured
+    on torch 2.13). A thread that never set it starts with the last value that any thread set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _rows(sequences: Seq[Sequence], *, device: torch.device) -> Tensor:
@@ -325,22 +304,31 @@ def _rows(sequences: Seq[Sequence], *, device: torch.device) -> Tensor:
     return placed(torch.repeat_interleave(torch.arange(len(sequences)), counts), device)
 
 
+def summarise(pieces: Seq[Mapping[str, Tensor]]) -> dict[str, float]:
+    """Return means over all sampled tokens, `NAME_max` for the MAXIMA, and `ess`: the effective
+    sample size of the importance weights as a share of the tokens."""
+    columns = {name: torch.cat([piece[name] for piece in pieces]).float() for name in pieces[0]}
+    reduced = {name: values.mean() for name, values in columns.items()}
+    reduced |= {f"{name}_max": columns[name].max() for name in MAXIMA if name in columns}
+    if "importance" in columns:
+        weights = columns["importance"]
+        reduced["ess"] = weights.sum() ** 2 / (weights**2).sum() / len(weights)
+    return dict(zip(reduced, fetched(torch.stack(list(reduced.values()))).tolist(), strict=True))
+
+
 def _all_sampled(ids: Seq[int]) -> Sequence:
-    sampled = np.arange(len(ids)) > 0
-    zeros = np.zeros(len(ids), dtype=np.float32)
+    zeros = np.zeros(len(ids), dtype=np.int32)
     return Sequence(
         ids=frozen_array(ids, np.int32),
-        sampled=sampled,
-        logprobs=zeros,
-        versions=zeros.astype(np.int32),
-        turns=zeros.astype(np.int32),
-        advantages=zeros,
-        weights=zeros,
+        sampled=np.arange(len(ids)) > 0,
+        logprobs=zeros.astype(np.float32),
+        versions=zeros,
+        turns=zeros,
     )
 
 
 def _origin(batch: Batch, sequence: Sequence) -> str:
-    """Name the trajectory of a sequence, which is known by its ids: algorithms never replace them."""
+    """Name a sequence's trajectory, which is known by its ids: algorithms never replace them."""
     for group in batch.groups:
         for trajectory in group.trajectories:
             if any(own.ids is sequence.ids for own in trajectory.sequences):

@@ -1,11 +1,11 @@
 """LoRA through PEFT: adapters are trained in place of the weights.
 
-Promise: nothing else has a gradient or optimiser state. Readers of the policy get merged weights under
-their usual names.
+Promise: nothing else has a gradient or optimiser state. Readers of the policy get merged weights
+under their usual names.
 
-    add_adapters(model, LoraConfig(rank=16), seed=0)     y = W x + (alpha / rank) B A x, with B = 0 at first
-    merged_tensors(model)                                W + (alpha / rank) B A
-    export(folder, model=model, tokenizer=tokenizer)     FOLDER: the merged model; FOLDER/adapter: the adapters in PEFT's format
+    add_adapters     y = W x + (alpha / rank) B A x, with B = 0 at first
+    merged_tensors   W + (alpha / rank) B A
+    export           FOLDER: the merged model; FOLDER/adapter: the adapters in PEFT's format
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ADAPTER = "default"
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, *, seed: int) -> None:
-    """Add adapters, initialised from `seed`; at first the outputs stay the same. Rank 0 adds none."""
+    """Add adapters, initialised from `seed`; at first outputs stay the same. Rank 0 adds none."""
     if not config.rank:
         return
     try:
@@ -65,7 +65,8 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 def merged_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return `named_tensors` of the merged model. Sums are computed in float32, then cast back."""
     tensors = {name: tensor for name, tensor in named_tensors(model).items() if not _of_adapter(name)}
-    for prefix, layer in _adapted(model).items():
+    adapted: dict[str, Any] = {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    for prefix, layer in adapted.items():
         down, up = (matrix[ADAPTER].weight.float() for matrix in (layer.lora_A, layer.lora_B))
         name = f"{prefix}.base_layer.weight"
         weight = tensors[name]
@@ -80,7 +81,7 @@ def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedT
         return save_model(folder, model=model, tokenizer=tokenizer)
     save_model(folder, model=model, tokenizer=tokenizer, tensors=merged_tensors(model))
     with written_whole(folder / "adapter") as aside:
-        settings = next(iter(_configs(model).values()))
+        settings: Any = model.peft_config[ADAPTER]  # type: ignore[index]
         settings.base_model_name_or_path = model.config._name_or_path
         settings.inference_mode = True
         settings.save_pretrained(str(aside))
@@ -93,7 +94,7 @@ def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedT
 
 
 def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
-    """Return the last part of the names of the decoder's linear layers: all, or `config.targets`."""
+    """Return last parts of names of the decoder's linear layers: all, or `config.targets`."""
     known = sorted(
         {name.rpartition(".")[2] for name, module in model.base_model.named_modules() if isinstance(module, nn.Linear)}
     )
@@ -108,12 +109,3 @@ def _targets(model: PreTrainedModel, config: LoraConfig) -> list[str]:
 
 def _of_adapter(name: str) -> bool:
     return ".lora_A." in name or ".lora_B." in name
-
-
-def _adapted(model: nn.Module) -> dict[str, Any]:
-    return {name: module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-
-
-def _configs(model: nn.Module) -> dict[str, Any]:
-    configs: dict[str, Any] = model.peft_config  # type: ignore[assignment]
-    return configs

@@ -1,7 +1,7 @@
 """AdamW, the float32 weights it updates, and its learning rates.
 
-Promise: a schedule is a pure function of the step, so a resumed run has the same values. Updates and
-sums of gradients are in float32, never in half precision.
+Promise: a schedule is a pure function of the step, so a resumed run has the same values. Updates
+and sums of gradients are in float32, never in half precision.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class Named(Protocol):
 class Masters:
     """The trained weights of `model` in float32, by name.
 
-    In a float32 model they are its own parameters. In half precision they are copies: the model computes
-    in `dtype`, gradients are summed in float32, and `copy_back` rounds the updated copies into the model.
-    A trained weight takes 18 bytes: 2 in the model, 4 for the copy, 4 for its gradient, 8 for AdamW.
+    In a float32 model they are its own parameters. In half precision they are copies: the model
+    computes in `dtype`, gradients are summed in float32, and `copy_back` rounds the copies into the
+    model. A trained weight takes 18 bytes: model 2, copy 4, gradient 4, AdamW 8.
     """
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
-        """Cast `model` from float32 to `dtype`. Buffers, such as rotary frequencies, stay as they are."""
-        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        """Cast `model` from float32 to `dtype`. Buffers, such as rotary frequencies, stay."""
+        self._named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._halves: list[nn.Parameter] = []
-        self._named = trained
         if dtype != torch.float32:
-            self._named = {name: nn.Parameter(parameter.detach().float()) for name, parameter in trained.items()}
-            self._halves = list(trained.values())
+            self._halves = list(self._named.values())
+            self._named = {name: nn.Parameter(half.detach().float()) for name, half in self._named.items()}
         cast_weights(model, dtype)
         for half in self._halves:
             half.grad_dtype = torch.float32

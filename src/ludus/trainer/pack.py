@@ -2,8 +2,8 @@
 
 Promise: packing is deterministic, and every sampled token is predicted exactly once.
 
-A row ends before its last sampled token: later tokens predict nothing. Sequences with a common prefix,
-such as the attempts of a group, are neighbours, and the prefix is computed once:
+A row ends before its last sampled token: later tokens predict nothing. Sequences with a common
+prefix, such as the attempts of a group, are neighbours, and the prefix is computed once:
 
     prompt a b c | x y        computed: prompt a b c x y z        a trie, one node per token
     prompt a b c | x z        (attention alone sees each sequence whole)
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 import torch
@@ -37,9 +37,6 @@ class Microbatch:
     segments: Segments
     predictors: Tensor  # int64 (M,)
     targets: Tensor  # int64 (M,)
-    behaviour_logprobs: Tensor  # float32 (M,)
-    advantages: Tensor  # float32 (M,)
-    weights: Tensor  # float32 (M,)
 
 
 def row_length(sequence: Sequence) -> int:
@@ -55,11 +52,9 @@ def row_ids(sequence: Sequence) -> np.ndarray:
 def pack(rows: Seq[np.ndarray], *, budget: int) -> list[list[int]]:
     """Return the row indices of each microbatch, rows in lexical order.
 
-    The number of microbatches is the smallest that the budget allows, and then the largest microbatch is
-    as small as possible, so that no pass is spent on a few remaining tokens. A row above the budget gets
-    a microbatch of its own, a row of length 0 gets none.
-    """
-    order = sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (_lexical(rows[i]), i))
+    The microbatches are as few as the budget allows, and then as even as possible, so that no pass
+    is spent on a few remaining tokens. A row above the budget gets its own, an empty one none."""
+    order = sorted((i for i, row in enumerate(rows) if len(row)), key=lambda i: (rows[i].astype(">u4").tobytes(), i))
     lengths = [len(rows[i]) for i in order]
     shared = [0, *(common_prefix(rows[a], rows[b]) for a, b in pairwise(order))][: len(order)]
     best = _filled(lengths, shared, budget=budget)
@@ -96,8 +91,7 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 def trie(rows: Seq[np.ndarray]) -> list[np.ndarray]:
     """Return the trie node of every token of each row, numbered in depth-first order.
 
-    A row shares the nodes of the prefix that it has in common with the row before it.
-    """
+    A row shares the nodes of the prefix that it has in common with the row before it."""
     nodes: list[np.ndarray] = []
     count = 0
     for i, row in enumerate(rows):
@@ -122,36 +116,26 @@ def make_microbatch(sequences: Seq[Sequence], *, device: torch.device | str = "c
     rows = [row_ids(sequence) for sequence in sequences]
     nodes = trie(rows)
     spread = np.concatenate(nodes)
-    _, first = np.unique(spread, return_index=True)  # the position of each node's token in the concatenated sequences
-    targets = [np.flatnonzero(sequence.sampled) for sequence in sequences]
+    _, first = np.unique(spread, return_index=True)  # where each node's token is in the joined rows
+    ends = None if torch.device(device).type == "cpu" else subtree_ends(nodes)
+    before = [own[np.flatnonzero(sequence.sampled) - 1] for own, sequence in zip(nodes, sequences, strict=True)]
 
-    def tensor(values: np.ndarray, dtype: Any) -> Tensor:
-        return placed(torch.from_numpy(values.astype(dtype, copy=False)), device)
-
-    def sampled(arrays: list[np.ndarray], dtype: Any) -> Tensor:
-        return tensor(np.concatenate([array[target] for array, target in zip(arrays, targets, strict=True)]), dtype)
+    def tensor(values: np.ndarray) -> Tensor:
+        return placed(torch.from_numpy(values.astype(np.int64, copy=False)), device)
 
     return Microbatch(
-        ids=tensor(np.concatenate(rows)[first], np.int64).unsqueeze(0),
-        positions=tensor(np.concatenate([np.arange(len(row)) for row in rows])[first], np.int64).unsqueeze(0),
-        segments=Segments.of(
-            [len(row) for row in rows],
-            spread=spread,
-            ends=None if torch.device(device).type == "cpu" else subtree_ends(nodes),
-            device=device,
-        ),
-        predictors=tensor(np.concatenate([n[t - 1] for n, t in zip(nodes, targets, strict=True)]), np.int64),
-        targets=sampled([s.ids for s in sequences], np.int64),
-        behaviour_logprobs=sampled([s.logprobs for s in sequences], np.float32),
-        advantages=sampled([_given(s.advantages, "advantages") for s in sequences], np.float32),
-        weights=sampled([_given(s.weights, "weights") for s in sequences], np.float32),
+        ids=tensor(np.concatenate(rows)[first]).unsqueeze(0),
+        positions=tensor(np.concatenate([np.arange(len(row)) for row in rows])[first]).unsqueeze(0),
+        segments=Segments.of([len(row) for row in rows], spread=spread, ends=ends, device=device),
+        predictors=tensor(np.concatenate(before)),
+        targets=tensor(np.concatenate([sequence.ids[sequence.sampled] for sequence in sequences])),
     )
 
 
-def _lexical(row: np.ndarray) -> bytes:
-    return row.astype(">u4").tobytes()
-
-
-def _given(values: np.ndarray | None, name: str) -> np.ndarray:
-    assert values is not None, f"a batch's sequences carry {name}; the algorithm fills them in"
-    return values
+def sampled_values(sequences: Seq[Sequence], name: str, *, device: torch.device) -> Tensor:
+    """Return a field ("critic.values") of the sampled tokens, float32 (M,), in their order."""
+    found = []
+    for sequence in sequences:
+        assert getattr(sequence, name.partition(".")[0]) is not None, f"an algorithm's batch carries {name}"
+        found.append(attrgetter(name)(sequence)[sequence.sampled])
+    return placed(torch.from_numpy(np.concatenate(found).astype(np.float32, copy=False)), device)

@@ -31,8 +31,7 @@ def cloning_trainer(
 ) -> LocalTrainer:
     """Return a trainer of `model`, or of adapters on it, whose loss is the negative log-likelihood.
 
-    `trainer` gives everything but the learning rate, which warms up and falls to 0 over `config.steps`.
-    """
+    `trainer` gives all but the learning rate, which warms up and falls to 0 over `config.steps`."""
     schedule = warmup_cosine(config.lr, warmup_steps=config.warmup_steps, steps=config.steps)
     add_adapters(model, lora, seed=seed)
     return LocalTrainer(model, algorithm_loss=log_likelihood, config=trainer, schedule=schedule, tokenizer=tokenizer)
@@ -46,7 +45,7 @@ async def clone(
     seed: int,
     on_step: Callable[[int, dict[str, float]], None] | None = None,
 ) -> dict[str, float]:
-    """Take `config.steps` steps on the sampled tokens of `sequences`; return the last step's metrics."""
+    """Take `config.steps` steps on the sampled tokens; return the last step's metrics."""
     trainable = [sequence for sequence in sequences if sequence.num_sampled]
     if not trainable:
         raise ConfigError(f"nothing to clone: none of the {len(sequences)} sequences has a sampled token")
@@ -66,8 +65,7 @@ def log_likelihood(tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
 def cloning_batches(sequences: Seq[Sequence], *, batch_tokens: int, seed: int) -> Iterator[Batch]:
     """Yield batches for ever; the seed alone decides the order within each epoch.
 
-    A batch ends before the sequence that would exceed `batch_tokens`.
-    """
+    A batch ends before the sequence that would exceed `batch_tokens`."""
     rng = np.random.default_rng(seed)
     held: list[Sequence] = []
     while True:

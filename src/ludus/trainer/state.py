@@ -1,4 +1,4 @@
-"""A trainer's state as named tensors: weights, optimiser, random numbers. It is restored bit for bit."""
+"""A trainer's state as named tensors: weights, optimiser, random numbers; restored bit for bit."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from ludus.errors import CheckpointFailed
+from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.optimizer import Named
 
 
@@ -64,6 +65,16 @@ def load_optimizer_tensors(optimizer: AdamW, model: Named, tensors: Mapping[str,
                 "was started with"
             )
         optimizer.state[parameters[name]][key] = tensor.to(parameters[name].device)
+
+
+def learner_tensors(name: str, network: nn.Module, optimizer: AdamW) -> dict[str, Mapping[str, Tensor]]:
+    """Return a network and its own optimiser by the names of their files in a checkpoint."""
+    return {name: named_tensors(network), f"{name}_optimizer": optimizer_tensors(optimizer, network)}
+
+
+def restore_learner(name: str, network: nn.Module, optimizer: AdamW, *, checkpoint: Checkpoint) -> None:
+    load_weights(network, checkpoint.tensors(name), folder=checkpoint.folder)
+    load_optimizer_tensors(optimizer, network, checkpoint.tensors(f"{name}_optimizer"))
 
 
 def rng_states(device: torch.device) -> dict[str, Tensor]:

@@ -3,33 +3,50 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
 import torch
 
 from ludus.errors import TrainerFailed, describe
 from ludus.models.faults import is_lost, lost
 from ludus.models.loading.load import device_name
-from ludus.trainer.checkpoint import Checkpoint
 from ludus.trainer.local import LocalTrainer
 from ludus.trainer.trainer import TrainerStats
-from ludus.types import Batch, Trajectory
-from ludus.weights.channel import Snapshot, Source
+from ludus.weights.channel import Source
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def _in_thread(
+    method: Callable[Concatenate[LocalTrainer, P], T],
+) -> Callable[Concatenate[ThreadedTrainer, P], Coroutine[Any, Any, T]]:
+    async def call(self: ThreadedTrainer, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        def work() -> T:
+            with naming_loss(self.local.model.device):
+                found: T = getattr(self.local, method.__name__)(*args, **kwargs)
+                return found
+
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    return call
 
 
 class ThreadedTrainer:
     def __init__(self, trainer: LocalTrainer) -> None:
         self.local = trainer
-        device = trainer.model.device
-        self._device = device
-        self._thread = ThreadPoolExecutor(1, "trainer", initializer=lambda: make_current(device))
+        self._thread = ThreadPoolExecutor(1, "trainer", initializer=make_current, initargs=(trainer.model.device,))
+
+    step = _in_thread(LocalTrainer.step)
+    values = _in_thread(LocalTrainer.values)
+    publish = _in_thread(LocalTrainer.publish)
+    logprobs = _in_thread(LocalTrainer.logprobs)
+    save = _in_thread(LocalTrainer.save)
+    restore = _in_thread(LocalTrainer.restore)
+    export = _in_thread(LocalTrainer.export)
 
     @property
     def version(self) -> int:
@@ -38,29 +55,6 @@ class ThreadedTrainer:
     @property
     def source(self) -> Source:
         return self.local.channel
-
-    async def step(self, batch: Batch) -> dict[str, float]:
-        return await self._run(lambda: self.local.step(batch))
-
-    async def values(self, trajectories: Sequence[Trajectory]) -> list[np.ndarray]:
-        return await self._run(lambda: self.local.values(trajectories))
-
-    async def publish(self) -> int:
-        return await self._run(self.local.publish)
-
-    async def logprobs(self, ids: Sequence[int]) -> list[float]:
-        return await self._run(lambda: self.local.logprobs(ids))
-
-    async def save(
-        self, run_folder: Path, *, state: Mapping[str, Any], keep: int, policies: Mapping[str, Snapshot]
-    ) -> Path:
-        return await self._run(lambda: self.local.save(run_folder, state=state, keep=keep, policies=policies))
-
-    async def restore(self, folder: Path) -> Checkpoint:
-        return await self._run(lambda: self.local.restore(folder))
-
-    async def export(self, folder: Path) -> Path:
-        return await self._run(lambda: self.local.export(folder))
 
     def stats(self) -> TrainerStats:
         model = self.local.model
@@ -72,13 +66,6 @@ class ThreadedTrainer:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.shutdown)
-
-    async def _run(self, work: Callable[[], T]) -> T:
-        def named() -> T:
-            with naming_loss(self._device):
-                return work()
-
-        return await asyncio.get_running_loop().run_in_executor(self._thread, named)
 
 
 def make_current(device: torch.device) -> None:

@@ -15,13 +15,12 @@ from torch import Tensor
 class Source(Protocol):
     """Where published weights are.
 
-    An engine in this process calls `fetch`. An engine behind HTTP reads where the files are from the
-    source's own fields (`FolderChannel.folder`) and lets its server fetch them.
+    An engine in this process calls `fetch`. An engine behind HTTP reads where the files are from
+    the source's own fields (`FolderChannel.folder`) and lets its server fetch them.
     """
 
     def fetch(self, version: int) -> Mapping[str, Tensor]:
         """Return the published tensors, checked against the checksum they were published with."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,4 +40,3 @@ class Channel(Source, Protocol):
 
     def publish(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Store a snapshot of `tensors`; later changes to them have no effect on it."""
-        ...

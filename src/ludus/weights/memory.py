@@ -21,10 +21,7 @@ ROW = 8192
 
 
 class MemoryChannel:
-    """Keeps the newest `keep` versions.
-
-    Thread-safe: the trainer publishes from its thread, engines fetch from theirs.
-    """
+    """Keeps the newest `keep` versions. Thread-safe: trainer and engines have their own threads."""
 
     def __init__(self, *, keep: int = 4) -> None:
         self._keep = keep
@@ -60,10 +57,9 @@ class MemoryChannel:
 
 @dataclass(frozen=True, slots=True)
 class _Buffer:
-    """Tensors of one dtype and device in one buffer.
+    """Tensors of one dtype and device in one buffer, copied and checked in a few operations.
 
-    Copying and checking it takes a few operations. Tensor by tensor, the host would wait for the
-    GPU hundreds of times.
+    Tensor by tensor, the host would wait for the GPU hundreds of times.
     """
 
     whole: Tensor
@@ -101,10 +97,8 @@ class _Buffer:
 
 
 def _sums(flat: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums of a vector's bits by row and by column, as wrapping 64-bit integers.
-
-    A value that changes or moves changes at least one of them.
-    """
+    """Sums of a vector's bits by row and by column, as wrapping 64-bit integers: a value that
+    changes or moves changes at least one of them."""
     table = flat.view(torch.int64).view(-1, ROW // 8)
     return table.sum(dim=1), table.sum(dim=0)
 

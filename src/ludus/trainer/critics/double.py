@@ -1,19 +1,20 @@
-"""ArCHer's utterance-level critic (2402.19446) over feature vectors: two Qs, two Vs, a target copy of each.
+"""ArCHer's utterance-level critic (2402.19446) over features: two Qs, two Vs, a target copy each.
 
     Q_j(s, a)  ->  rho + gamma (1 - done) Vbar_j(s')         turns of the replay, of any policy
     V_j(s)     ->  Qbar_j(s, a'),  a' of the current policy  turns just played
     bar        ->  (1 - rate) bar + rate (its network)       after every update
     A(s, a)    =   min_j Q_j(s, a) - min_j V_j(s)
 
-The last layers start at 0, so that a new critic values all actions alike. Features are normalised first
-(`Scale`): what distinguishes turns is small beside what all turns have in common, and without it a network
-learns little but the mean return.
+The last layers start at 0, so that a new critic values all actions alike. Features are normalised
+first (`Scale`): what distinguishes turns is small beside what all turns have in common, and without
+it a network learns little but the mean return.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -36,23 +37,23 @@ class Turns:
     def __len__(self) -> int:
         return len(self.rewards)
 
-    def pick(self, places: Tensor) -> Turns:
+    def pick(self, places: Tensor | slice) -> Turns:
         return Turns(*(getattr(self, field.name)[places] for field in fields(self)))
 
-    def followed_by(self, others: Turns, *, most: int) -> Turns:
-        """Return the newest `most` of both."""
-        both = (torch.cat([getattr(self, field.name), getattr(others, field.name)]) for field in fields(self))
-        return Turns(*(column[-most:] for column in both))
+    def followed_by(self, *others: Turns, most: int | None = None) -> Turns:
+        """Return the newest `most` of all."""
+        all_of = (torch.cat([getattr(each, field.name) for each in (self, *others)]) for field in fields(self))
+        return Turns(*(column[-most:] if most else column for column in all_of))
 
     @classmethod
-    def none(cls, *, state: int, action: int, device: torch.device | str = "cpu") -> Turns:
+    def none(cls, *, state: int, action: int, device: torch.device | str) -> Turns:
         shapes = ((0, state), (0, action), (0,), (0, state), (0,))
         return cls(*(torch.zeros(shape, device=device) for shape in shapes))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scale:
-    """Normalises features to mean 0 and deviation 1; states and actions have separate statistics."""
+    """Normalises features to mean 0 and deviation 1, states and actions separately."""
 
     states: tuple[Tensor, Tensor]  # (S,) mean and deviation
     actions: tuple[Tensor, Tensor]  # (A,)
@@ -65,13 +66,8 @@ class Scale:
         return _scaled(features, self.states)
 
     def __call__(self, turns: Turns) -> Turns:
-        return Turns(
-            states=self.state(turns.states),
-            actions=_scaled(turns.actions, self.actions),
-            rewards=turns.rewards,
-            nexts=self.state(turns.nexts),  # unused where done
-            done=turns.done,
-        )
+        actions = _scaled(turns.actions, self.actions)
+        return replace(turns, states=self.state(turns.states), actions=actions, nexts=self.state(turns.nexts))
 
 
 class DoubleCritic:
@@ -87,16 +83,13 @@ class DoubleCritic:
         device: torch.device | str = "cpu",
     ) -> None:
         self._discount, self._rate, self._seed = discount, target_rate, seed
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            sizes = {"q1": state + action, "q2": state + action, "v1": state, "v2": state}
-            self.networks = nn.ModuleDict({name: _network(size) for name, size in sizes.items()}).to(device)
+        sizes = {"q1": state + action, "q2": state + action, "v1": state, "v2": state}
+        self.networks, self.optimizer = _learner(sizes, lr=lr, seed=seed, device=device)
         self.targets = deepcopy(self.networks).requires_grad_(False)
-        self.optimizer = AdamW(self.networks.parameters(), lr=lr, weight_decay=0.0, fused=True)
         self.updates = 0
 
     def learn(self, replay: Turns, fresh: Turns, *, batch: int) -> tuple[float, float]:
-        """Update once on `batch` turns of each, drawn by the seed and the number of updates; return both losses."""
+        """Update once on `batch` turns of each, drawn by seed and `updates`; return both losses."""
         rng = np.random.default_rng([self._seed, self.updates])
         old, new = (_drawn(turns, batch, rng) for turns in (replay, fresh))
         with torch.no_grad():
@@ -105,9 +98,7 @@ class DoubleCritic:
             seen = {j: self._q(self.targets, j, new) for j in "12"}
         q_loss = torch.stack([((self._q(self.networks, j, old) - goals[j]) ** 2).mean() for j in "12"]).sum()
         v_loss = torch.stack([((self._v(self.networks, j, new.states) - seen[j]) ** 2).mean() for j in "12"]).sum()
-        self.optimizer.zero_grad()
-        (q_loss + v_loss).backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
+        _update(self.optimizer, q_loss + v_loss)
         self.updates += 1
         with torch.no_grad():
             for target, own in zip(self.targets.parameters(), self.networks.parameters(), strict=True):
@@ -123,13 +114,11 @@ class DoubleCritic:
 
     @staticmethod
     def _q(networks: nn.ModuleDict, which: str, turns: Turns) -> Tensor:
-        values: Tensor = networks[f"q{which}"](torch.cat([turns.states, turns.actions], dim=1))
-        return values.squeeze(1)
+        return _value(networks[f"q{which}"], torch.cat([turns.states, turns.actions], dim=1))
 
     @staticmethod
     def _v(networks: nn.ModuleDict, which: str, states: Tensor) -> Tensor:
-        values: Tensor = networks[f"v{which}"](states)
-        return values.squeeze(1)
+        return _value(networks[f"v{which}"], states)
 
 
 class TokenBaseline:
@@ -139,41 +128,56 @@ class TokenBaseline:
     """
 
     def __init__(self, *, state: int, lr: float, seed: int, device: torch.device | str = "cpu") -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            self.network = nn.ModuleDict({"baseline": _network(state)}).to(device)
-        self.optimizer = AdamW(self.network.parameters(), lr=lr, weight_decay=0.0, fused=True)
+        self.network, self.optimizer = _learner({"baseline": state}, lr=lr, seed=seed, device=device)
 
-    @torch.no_grad()
     def guess(self, states: Tensor) -> Tensor:
         """(M,)"""
-        return self._guess(states)
+        return _value(self.network["baseline"], states)
 
     def learn(self, states: Tensor, worth: Tensor, *, steps: int) -> float:
         """Learn from tokens that `guess` has seen; return the loss before the first step."""
         losses = []
         for _ in range(steps):
-            loss = ((self._guess(states) - worth) ** 2).mean()
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            self.optimizer.step()
+            loss = ((self.guess(states) - worth) ** 2).mean()
+            _update(self.optimizer, loss)
             losses.append(float(loss.detach()))
         return losses[0]
 
-    def _guess(self, states: Tensor) -> Tensor:
-        values: Tensor = self.network["baseline"](states)
-        return values.squeeze(1)
+
+def start_at_zero(layer: nn.Linear) -> None:
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+
+
+def _learner(
+    sizes: Mapping[str, int], *, lr: float, seed: int, device: torch.device | str
+) -> tuple[nn.ModuleDict, AdamW]:
+    """Return a network for each input size, initialised from `seed`, and their optimiser."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        networks = nn.ModuleDict({name: _network(size) for name, size in sizes.items()}).to(device)
+    return networks, AdamW(networks.parameters(), lr=lr, weight_decay=0.0, fused=True)
 
 
 def _network(size: int) -> nn.Sequential:
     last = nn.Linear(HIDDEN, 1)
-    nn.init.zeros_(last.weight)
-    nn.init.zeros_(last.bias)
+    start_at_zero(last)
     return nn.Sequential(nn.LayerNorm(size), nn.Linear(size, HIDDEN), nn.GELU(), last)
 
 
+def _update(optimizer: AdamW, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _value(network: nn.Module, features: Tensor) -> Tensor:
+    values: Tensor = network(features)
+    return values.squeeze(1)
+
+
 ROUNDING = 0.01
-"""Deviations below this share of a feature's size may be rounding of bfloat16 and are not scaled up."""
+"""Deviations below this share of a feature's size may be bfloat16 rounding: not scaled up."""
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:

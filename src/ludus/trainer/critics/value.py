@@ -1,16 +1,17 @@
 """A critic that estimates the return at every sampled token. Its loss never changes the policy.
 
     head     a linear layer on the policy's last hidden states, which it reads and does not change
-    model    a model of the policy's architecture, initialised with its first weights, and the same layer
+    model    a model of the policy's architecture, with its first weights, and the same layer
 
-Both start at 0 and have their own optimiser. loss = 1/2 max((v - R)^2, (v_old + clip(v - v_old) - R)^2)   (PPO, 1707.06347)
+Both start at 0 and have their own optimiser. PPO's loss (1707.06347):
+
+    1/2 max((v - R)^2, (v_old + clip(v - v_old) - R)^2)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,22 +19,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ludus.config import CriticConfig, TrainerConfig
-from ludus.errors import CheckpointFailed, TrainerFailed
+from ludus.errors import TrainerFailed
 from ludus.models.transfer import fetched
 from ludus.trainer.budget import FIRST_TOKENS, Budget, OnEvent, naming_shortage
 from ludus.trainer.checkpoint import Checkpoint
+from ludus.trainer.critics.double import start_at_zero
 from ludus.trainer.forward import prepare, sampled_hidden
 from ludus.trainer.optimizer import make_optimizer
-from ludus.trainer.pack import make_microbatch, pack, row_ids
-from ludus.trainer.state import load_optimizer_tensors, load_weights, named_tensors, optimizer_tensors
-from ludus.types import Batch, Sequence, Trajectory, ValueTargets, frozen_array
+from ludus.trainer.pack import make_microbatch, pack, row_ids, sampled_values
+from ludus.trainer.state import learner_tensors, restore_learner
+from ludus.types import Batch, Sequence, Trajectory
 
-CRITIC, OPTIMIZER = "critic", "critic_optimizer"
+CRITIC = "critic"
 Targets = dict[str, Tensor]
 
 
 class ValueCritic:
-    """Reads `policy`, or takes over `model`. Forward passes use the model's dtype, the layer float32."""
+    """Reads `policy`, or takes over `model`. Passes use the model's dtype, the layer float32."""
 
     def __init__(
         self,
@@ -45,22 +47,18 @@ class ValueCritic:
         on_event: OnEvent | None = None,
     ) -> None:
         self._config, self._trainer = config, trainer
+        self.alone = config.warmup
         self._model, self._frozen = model or policy, model is None
         self._dtype = self._model.dtype
         self._budget = Budget(trainer.microbatch_tokens or FIRST_TOKENS, device=policy.device, on_event=on_event)
         if model is not None:
             prepare(model.float().eval())
         head = nn.Linear(policy.config.get_text_config().hidden_size, 1, device=policy.device)
-        nn.init.zeros_(head.weight)
-        nn.init.zeros_(head.bias)
+        start_at_zero(head)
         self.learning = nn.ModuleDict({"head": head} if model is None else {"head": head, "trunk": model.base_model})
         betas, decay = trainer.betas, trainer.weight_decay
         with naming_shortage("the critic's weights and AdamW's averages", device=policy.device):
             self._optimizer = make_optimizer(self.learning, lr=config.lr, betas=betas, weight_decay=decay)
-
-    @property
-    def alone(self) -> int:
-        return self._config.warmup
 
     @torch.no_grad()
     def values(self, trajectories: Seq[Trajectory]) -> list[np.ndarray]:
@@ -70,9 +68,10 @@ class ValueCritic:
         return [np.concatenate([np.zeros(0), *(next(each) for _ in t.sequences)]) for t in trajectories]
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """Take `critic.steps` optimiser steps on the batch's returns. A step that is not finite raises."""
+        """Take `critic.steps` optimiser steps on the batch's returns, each finite or refused."""
         sequences = batch.sequences
-        read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None  # same in every pass
+        # hidden states of a frozen model are the same in every pass
+        read = by_sequence(sequences, self._hidden, budget=self._budget) if self._frozen else None
         metrics: dict[str, float] = {}
         for number in range(self._config.steps):
             loss, norm = self._budget.fitted(lambda: self._pass(sequences, read), undo=self._optimizer.zero_grad)
@@ -84,10 +83,10 @@ class ValueCritic:
                 )
             self._optimizer.step()
             self._optimizer.zero_grad()
-        return metrics | {"critic_explained": explained([_targets(sequences, device=self._model.device)])}
+        return metrics | {"critic_explained": explained(_targets(sequences, device=self._model.device))}
 
     def _pass(self, sequences: Seq[Sequence], read: Seq[Tensor] | None) -> tuple[float, float]:
-        """Compute clipped gradients of the whole batch; return loss and norm. `read`: known hidden states."""
+        """Compute clipped gradients; return loss and norm. `read`: known hidden states."""
         self._optimizer.zero_grad()
         total = torch.zeros((), device=self._model.device)
         for indices in pack([row_ids(sequence) for sequence in sequences], budget=self._budget.tokens):
@@ -109,29 +108,16 @@ class ValueCritic:
         values: Tensor = self.learning["head"](hidden)
         return values.squeeze(1)
 
-    # -------------------------------------------------------------------------------------------- checkpoints
-
     def tensors(self) -> dict[str, Mapping[str, Tensor]]:
-        return {
-            CRITIC: named_tensors(self.learning),
-            OPTIMIZER: optimizer_tensors(self._optimizer, self.learning),
-        }
+        return learner_tensors(CRITIC, self.learning, self._optimizer)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        try:
-            weights, memory = checkpoint.tensors(CRITIC), checkpoint.tensors(OPTIMIZER)
-        except OSError:
-            raise CheckpointFailed(
-                f"{checkpoint.folder} holds no critic, but critic.kind is {self._config.kind!r}. "
-                "Resume with the settings that the run was started with."
-            ) from None
-        load_weights(self.learning, weights, folder=checkpoint.folder)
-        load_optimizer_tensors(self._optimizer, self.learning, memory)
+        restore_learner(CRITIC, self.learning, self._optimizer, checkpoint=checkpoint)
 
 
 def hidden_before(model: PreTrainedModel, sequences: Seq[Sequence], *, dtype: torch.dtype, budget: Budget) -> Tensor:
-    """Return the last hidden states before the sampled tokens, (M, hidden), in float32, computed in `dtype`."""
-    microbatch = make_microbatch([_blank(sequence) for sequence in sequences], device=model.device)
+    """Return hidden states before sampled tokens, float32 (M, hidden), computed in `dtype`."""
+    microbatch = make_microbatch(sequences, device=model.device)
     half = dtype != torch.float32
     with (
         budget.microbatch(tokens=microbatch.ids.shape[1], sequences=len(sequences)),
@@ -158,7 +144,7 @@ def by_sequence(
 
 
 def value_losses(values: Tensor, old: Tensor, returns: Tensor, *, clip: float) -> Tensor:
-    """Return the loss per token. With `clip`, a value gains nothing by moving further from `old` than that."""
+    """Return losses per token. With `clip`, moving further than that from `old` gains nothing."""
     plain = (values - returns) ** 2
     if not clip:
         return plain / 2
@@ -166,11 +152,9 @@ def value_losses(values: Tensor, old: Tensor, returns: Tensor, *, clip: float) -
     return torch.maximum(plain, clipped) / 2
 
 
-def explained(targets: Seq[Targets]) -> float:
-    """Return the explained variance of the returns, over weighted tokens; 0 where all returns are equal."""
-    values, returns, weights = (
-        torch.cat([target[name] for target in targets]).double() for name in ("values", "returns", "weights")
-    )
+def explained(targets: Targets) -> float:
+    """Return the explained variance of the weighted returns; 0 where all are equal."""
+    values, returns, weights = (targets[name].double() for name in ("values", "returns", "weights"))
 
     def variance(x: Tensor) -> float:
         mean = (weights * x).sum() / weights.sum()
@@ -181,21 +165,5 @@ def explained(targets: Seq[Targets]) -> float:
 
 
 def _targets(sequences: Seq[Sequence], *, device: torch.device) -> Targets:
-    given = [(sequence.sampled, _given(sequence.critic)) for sequence in sequences]
-    return {
-        name: torch.from_numpy(np.concatenate([getattr(targets, name)[sampled] for sampled, targets in given])).to(
-            device
-        )
-        for name in ("values", "returns", "weights")
-    }
-
-
-def _given(targets: ValueTargets | None) -> ValueTargets:
-    assert targets is not None, "a batch for a critic carries its returns; the algorithm fills them in"
-    return targets
-
-
-def _blank(sequence: Sequence) -> Sequence:
-    """Fill advantages and weights with zeros: a microbatch must have some."""
-    zeros = frozen_array(np.zeros(len(sequence)), np.float32)
-    return replace(sequence, advantages=zeros, weights=zeros)
+    names = ("values", "returns", "weights")
+    return {name: sampled_values(sequences, f"critic.{name}", device=device) for name in names}

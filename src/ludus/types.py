@@ -40,8 +40,7 @@ class Task:
 class Order:
     """Sessions to play at one task, as plain data that may travel to another process.
 
-    A group has session ids `g000007.2` (attempt 2 of order g000007), retries `g000007.2r1`.
-    """
+    A group has session ids `g000007.2` (attempt 2 of order g000007), retries `g000007.2r1`."""
 
     id: str
     task: Task
@@ -147,8 +146,7 @@ class Sampling:
 
     temperature 0 is greedy, and its logprobs are those of temperature 1. `seed` alone decides the
     noise: the same seed, prompt and weights give the same tokens, whatever else the engine is doing
-    (up to float rounding of the batch).
-    """
+    (up to float rounding of the batch)."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -195,8 +193,7 @@ class Sequence:
     Example (T = 6): ids [5 9 7 3 8 2], sampled [0 0 1 1 0 1], turns [0 0 0 0 1 1]. `turns` is the
     turn each token belongs to: a turn's prompt (its observation) and its generation share an index.
     `advantages` and `weights` are filled by the algorithm: the loss is the sum over tokens of
-    weight x token loss, so splitting a batch never changes a denominator.
-    """
+    weight x token loss, so splitting a batch never changes a denominator."""
 
     ids: np.ndarray  # int32
     sampled: np.ndarray  # bool

@@ -68,8 +68,7 @@ class OpenEnv(EnvironmentBase):
     ) -> None:
         """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
         several.
-        num_train, num_test: number of seeds, each a task.
-        """
+        num_train, num_test: number of seeds, each a task."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an OpenEnv server")
         self.name, self.description = name, prompt

@@ -126,8 +126,7 @@ def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
     """`answers`: first prompts, each with the parts of the answer that wins at once.
 
-    The answer leaks if prompts contain their own answer clearly more often than another task's.
-    """
+    The answer leaks if prompts contain their own answer clearly more often than another task's."""
     answers = [(prompt, parts) for prompt, parts in answers if parts]
     if len(answers) < ENOUGH:
         return []

@@ -39,8 +39,7 @@ class Advantage(Piece):
     `per = "token"`, an array (M,) over its sampled tokens.
 
     With `critics` it is function(group, options, values), where `values` are the critic's per
-    sampled token, and it may return a `Credit` per trajectory, from which the critic learns.
-    """
+    sampled token, and it may return a `Credit` per trajectory, from which the critic learns."""
 
     per: Literal["turn", "token"] = "turn"
     critics: tuple[str, ...] = ()

@@ -86,8 +86,7 @@ class SessionSpec(Open, frozen=True, kw_only=True):
     """A requested session: the request, the id and key given to it, and its client.
 
     The same record waits in the queue, opens the session on its worker, is written to the journal,
-    and reports to a restarted controller what a worker hosts.
-    """
+    and reports to a restarted controller what a worker hosts."""
 
     session_id: str
     key: str = ""

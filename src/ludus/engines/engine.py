@@ -61,8 +61,7 @@ class Generator(Protocol):
     ) -> Completion:
         """Continue `ids`. Cancelling the call cancels the generation.
 
-        `session_id` is the key of the cache that is kept between turns.
-        """
+        `session_id` is the key of the cache that is kept between turns."""
         ...
 
     async def release(self, session_id: str) -> None:

@@ -28,8 +28,7 @@ class FakeEngine:
     """Speaks `script`, or, without one, ids below `vocab_size` drawn from Sampling.seed. Records what it was asked.
 
     A scripted completion is cut at `max_tokens`, and ends as "end" when it was not. `fail_on` names calls of `generate`, counted from
-    0, that raise EngineFailed. All logprobs are `logprob`.
-    """
+    0, that raise EngineFailed. All logprobs are `logprob`."""
 
     capabilities = Capabilities(policies=True, load=True, score=True)
 

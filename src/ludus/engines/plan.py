@@ -146,8 +146,7 @@ class Pass:
 class Plan:
     """One iteration of the engine: first the copies (source, target), in order, then the passes.
 
-    With pages, a copy's pages may have other holders by then, but nothing new in them yet.
-    """
+    With pages, a copy's pages may have other holders by then, but nothing new in them yet."""
 
     admitted: tuple[Request, ...]
     copies: tuple[tuple[Span, Span], ...]

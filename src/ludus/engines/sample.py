@@ -14,8 +14,7 @@ def draw(logits: Tensor, *, temperatures: Sequence[float], uniforms: Sequence[fl
 
     Inverse transform sampling needs one number per token, Gumbel noise one per vocabulary entry.
     Sums are float64, so that the tail of a large vocabulary keeps its mass. A row with NaN yields a
-    NaN logprob, which the caller must refuse.
-    """
+    NaN logprob, which the caller must refuse."""
     logprobs = log_softmax(logits, temperatures=temperatures)
     greedy = [temperature == 0 for temperature in temperatures]
     if all(greedy):

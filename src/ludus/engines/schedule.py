@@ -43,8 +43,7 @@ class Schedule:
 
     `deterministic`: one sequence per pass and no reuse, so that a request's arithmetic depends on
     nothing but itself. `decode_steps` above 1: prompts and decoding take separate passes, and
-    decoding draws up to so many tokens at a time. `speculator` proposes tokens to compute ahead.
-    """
+    decoding draws up to so many tokens at a time. `speculator` proposes tokens to compute ahead."""
 
     def __init__(
         self,

@@ -19,8 +19,7 @@ class Session(Protocol):
 
     A plain method runs on a thread and may block; an async one runs on the event loop. Two more
     methods, which may be missing or None, serve warm starts and `ludus env check`: `solve() ->
-    Action`, the best action now, and `random_action(rng) -> Action`, any valid one.
-    """
+    Action`, the best action now, and `random_action(rng) -> Action`, any valid one."""
 
     def start(self) -> Observation | Awaitable[Observation]:
         """The first prompt and the tools on offer. Depends on the task alone, not on the seed."""
@@ -71,8 +70,7 @@ class Environment(Protocol):
         """A new session. `task` decides the problem, `seed` only the noise.
 
         `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox` if `needs` asks for one, else None.
-        The host closes it after the session.
-        """
+        The host closes it after the session."""
         ...
 
 

@@ -115,8 +115,7 @@ async def solver_trajectories(context: ModelContext) -> list[Trajectory]:
 def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:
     """The conversation in this model's tokens, up to the first unreadable action.
 
-    It is encoded again, so that another model's trajectories can be cloned too.
-    """
+    It is encoded again, so that another model's trajectories can be cloned too."""
     transcript = chat.transcript()
     prompt: Any = (trajectory.start.messages, trajectory.start.tools or ())
     transcript.start(*prompt)

@@ -58,8 +58,7 @@ def plan_orders(
 ) -> list[Order]:
     """`num` single sessions, divided between the environments by weight, at least one each, in the order of the tasks.
 
-    `number` n gives the n-th plan, which continues where the one before it ended.
-    """
+    `number` n gives the n-th plan, which continues where the one before it ended."""
     total = sum(section.weight for section in config.environments.values())
     orders = []
     for name, listed in tasks.items():

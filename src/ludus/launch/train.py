@@ -47,8 +47,7 @@ async def train(
 ) -> dict[str, Any]:
     """Train; return the evaluations before and after, and where the results are.
 
-    `on_loop` gets the loop, so that the caller can stop it.
-    """
+    `on_loop` gets the loop, so that the caller can stop it."""
     require_loads(config.engine, command="training", instead="`ludus eval` works with a server")
     # engine, trainer and sessions are threads of one interpreter, on a CPU too
     sys.setswitchinterval(SWITCH_S)

@@ -37,8 +37,7 @@ def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, rep
     """Switches `model` to cached attention in place, and to inference layers where they give the
     same numbers; returns whether they do.
 
-    Raises ConfigError with the reason where cached attention would change the model's numbers.
-    """
+    Raises ConfigError with the reason where cached attention would change the model's numbers."""
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
         raise ConfigError(f"{_name(model)} cannot run in the embedded engine: {reason}; {remedy}")

@@ -20,8 +20,7 @@ from ludus.types import Action, Completion, Message, Observation, Sequence, Tool
 class Conversation:
     """`start`, then `add` and `observe` by turns.
 
-    As servers want it, every call in the history has an id, and those of the last turn results.
-    """
+    As servers want it, every call in the history has an id, and those of the last turn results."""
 
     def __init__(self, chat: Chat | None) -> None:
         self._chat, self._transcript = chat, chat.transcript() if chat else None

@@ -83,8 +83,7 @@ class ChatSampler(Sampler):
 
     With a `chat` the text is written through the policy's own template, a call in the policy's own
     format: what is stored, carried out and read in the next turn is the same tokens. Nobody sampled
-    them, so each has the logprob NaN (masked, never trained) and version 0.
-    """
+    them, so each has the logprob NaN (masked, never trained) and version 0."""
 
     def __init__(self, engine: TextEngine, *, chat: Chat | None = None) -> None:
         self._engine, self._chat = engine, chat

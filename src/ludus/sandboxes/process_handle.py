@@ -131,8 +131,7 @@ class Pipes:
     supplies the callbacks.
 
     Children of a finished process could hold its streams open for ever: they are killed, and have
-    DRAIN_S to end.
-    """
+    DRAIN_S to end."""
 
     def __init__(
         self,

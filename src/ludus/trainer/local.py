@@ -54,8 +54,7 @@ class LocalTrainer:
 
     Passes and published versions use the model's dtype, as an engine does; the optimiser updates
     float32 copies (`Masters`). Where the model has adapters (`lora.py`), only they are trained.
-    Dropout stays off, so that logprobs equal an engine's.
-    """
+    Dropout stays off, so that logprobs equal an engine's."""
 
     def __init__(
         self,

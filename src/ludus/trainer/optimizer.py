@@ -27,8 +27,7 @@ class Masters:
 
     In a float32 model they are its own parameters. In half precision they are copies: the model
     computes in `dtype`, gradients are summed in float32, and `copy_back` rounds the copies into the
-    model. A trained weight takes 18 bytes: model 2, copy 4, gradient 4, AdamW 8.
-    """
+    model. A trained weight takes 18 bytes: model 2, copy 4, gradient 4, AdamW 8."""
 
     def __init__(self, model: nn.Module, *, dtype: torch.dtype) -> None:
         """Cast `model` from float32 to `dtype`. Buffers, such as rotary frequencies, stay."""

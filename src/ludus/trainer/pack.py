@@ -29,8 +29,7 @@ from ludus.types import Sequence
 class Microbatch:
     """One packed row of N computed tokens, and M sampled tokens to predict.
 
-    Row position `predictors[m]` predicts token `targets[m]`.
-    """
+    Row position `predictors[m]` predicts token `targets[m]`."""
 
     ids: Tensor  # int64 (1, N)
     positions: Tensor  # int64 (1, N), from 0 in each sequence

@@ -16,8 +16,7 @@ class Source(Protocol):
     """Where published weights are.
 
     An engine in this process calls `fetch`. An engine behind HTTP reads where the files are from
-    the source's own fields (`FolderChannel.folder`) and lets its server fetch them.
-    """
+    the source's own fields (`FolderChannel.folder`) and lets its server fetch them."""
 
     def fetch(self, version: int) -> Mapping[str, Tensor]:
         """Return the published tensors, checked against the checksum they were published with."""

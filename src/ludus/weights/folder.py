@@ -22,8 +22,7 @@ from ludus.errors import EngineFailed
 class FolderChannel:
     """Keeps the newest `keep` versions in `folder`, as version-N.safetensors and version-N.json.
 
-    The manifest (.json) is written last: the version exists once the manifest does.
-    """
+    The manifest (.json) is written last: the version exists once the manifest does."""
 
     def __init__(self, folder: str | Path, *, keep: int = 4) -> None:
         self.folder, self._keep = Path(folder), keep

@@ -59,8 +59,7 @@ class MemoryChannel:
 class _Buffer:
     """Tensors of one dtype and device in one buffer, copied and checked in a few operations.
 
-    Tensor by tensor, the host would wait for the GPU hundreds of times.
-    """
+    Tensor by tensor, the host would wait for the GPU hundreds of times."""
 
     whole: Tensor
     tensors: Mapping[str, Tensor]

@@ -49,8 +49,7 @@ class Handler(NamedTuple):
 
     A plain function must be quick: it runs on the loop, before the next envelope is read. A
     coroutine runs as a task, which is cancelled when the connection ends. A future is answered
-    from and left alone.
-    """
+    from and left alone."""
 
     body: Any
     function: Callable[[Any], Any]

@@ -156,8 +156,7 @@ class RemoteClient:
     async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
         """Repeats a request while no worker has the environment, because workers may be restarting.
 
-        A request that is gone was given up when its connection to the controller broke.
-        """
+        A request that is gone was given up when its connection to the controller broke."""
         give_up = time.monotonic() + self.patience_s
         while True:
             try:

@@ -32,8 +32,7 @@ class Worker(Protocol):
     """Calls raise EnvironmentFailed (its code), WorkerLost (gone) or ControllerFailed (refused).
 
     A call that raised WorkerLost is repeated with the same ids once the worker has joined again: a
-    repeated `open`, `start` or `act` must get the first one's answer, and not be executed twice.
-    """
+    repeated `open`, `start` or `act` must get the first one's answer, and not be executed twice."""
 
     id: str
     dialect: str

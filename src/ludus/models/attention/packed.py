@@ -37,8 +37,7 @@ class Segments:
     sequences together: `spread` names the row's token for each token of the whole sequences,
     `gather` one place among those for each token of the row. On a GPU `tree` is the same for tree
     attention; on a CPU `own` is the number of tokens at the end of each sequence that it does not
-    share with the one before, and `past` is the causal mask of the longest.
-    """
+    share with the one before, and `past` is the causal mask of the longest."""
 
     lengths: tuple[int, ...]
     bounds: Tensor  # int32 (S + 1,): 0, then the running sum of lengths, on the model's device

@@ -178,8 +178,7 @@ def prompt(
     """query: (tokens, query heads, head dim); a token sees its sequence up to its own position.
 
     blocks: up to ROWS neighbouring tokens of one sequence each: its sequence (-1: none), its first
-    token, and the end of the sequence. The host knows all sizes, for graphs.
-    """
+    token, and the end of the sequence. The host knows all sizes, for graphs."""
     keys, _ = cached
     tokens, query_heads, dim = query.shape
     assert query.stride()[1:] == (dim, 1), "heads of a token lie side by side"

@@ -124,8 +124,7 @@ class DoubleCritic:
 class TokenBaseline:
     """ArCHer's baseline: an estimate of a turn's advantage before each of its tokens.
 
-    Subtracting it changes no mean gradient, because it never saw the token.
-    """
+    Subtracting it changes no mean gradient, because it never saw the token."""
 
     def __init__(self, *, state: int, lr: float, seed: int, device: torch.device | str = "cpu") -> None:
         self.network, self.optimizer = _learner({"baseline": state}, lr=lr, seed=seed, device=device)

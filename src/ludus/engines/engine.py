@@ -2,8 +2,8 @@
 
 Promise: every sampled token carries the logprob and the version that it was made with.
 
-A TextEngine is a model behind an endpoint that returns text alone. Its sessions can be evaluated and
-cloned, not trained.
+A TextEngine is a model behind an endpoint that returns text alone. Its sessions can be evaluated
+and cloned, not trained.
 """
 
 from __future__ import annotations
@@ -59,15 +59,11 @@ class Generator(Protocol):
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        """Continue `ids`. Cancelling the call cancels the generation.
-
-        `session_id` is the key of the cache that is kept between turns.
-        """
-        ...
+        """Continue `ids`. Cancelling the call cancels the generation. `session_id` is the key of
+        the cache that is kept between turns."""
 
     async def release(self, session_id: str) -> None:
         """Drop what is cached for this session, which is over."""
-        ...
 
 
 class Engine(Generator, Protocol):
@@ -76,29 +72,20 @@ class Engine(Generator, Protocol):
 
     async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
         """Return the logprob of each of ids[1:] given the ids before it."""
-        ...
 
     async def load(self, version: int, *, policy: str = CURRENT, source: Source) -> None:
         """Load `version` from `source`; return when every later token of `policy` is made with it."""
-        ...
 
     async def add_policy(self, name: str, *, version: int, source: Source) -> None:
         """Serve one more set of weights under `name`. Loads change it only when they name it."""
-        ...
 
     def stats(self) -> EngineStats: ...
 
     async def ended(self) -> None:
         """Raise EngineFailed with the cause once the engine can no longer generate; never return."""
-        ...
 
     async def close(self) -> None:
         """Stop; pending calls raise EngineFailed."""
-        ...
-
-
-OUTSIDE = "outside"
-"""The policy name of an endpoint's model, whose text carries no version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +96,8 @@ class Answer:
     stop: Literal["end", "length"]
     num_prompt_tokens: int = 0
     num_tokens: int = 0
-    policy: str = OUTSIDE
+    policy: str = "outside"
+    """Stands for an endpoint's model, whose text carries no version."""
 
 
 class TextEngine(Protocol):
@@ -117,6 +105,5 @@ class TextEngine(Protocol):
         self, messages: Sequence[Message], *, tools: Sequence[Tool], sampling: Sampling, session_id: str
     ) -> Answer:
         """Return the next turn. `sampling.stop_ids` are ignored: the model ends its own turns."""
-        ...
 
     async def close(self) -> None: ...

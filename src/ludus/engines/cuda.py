@@ -29,7 +29,7 @@ from ludus.engines.sample import log_softmax
 from ludus.engines.staging import StagingBuffer
 from ludus.errors import ConfigError
 from ludus.models.attention.cached import Shape
-from ludus.models.attention.paged import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
+from ludus.models.attention.paged import PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.faults import is_out_of_memory
 from ludus.models.serving import own_forward, serve
 from ludus.models.transfer import fetched, placed
@@ -47,7 +47,7 @@ class CudaPolicies(Policies):
     ) -> None:
         model.requires_grad_(False)
         with current(model.device):  # the caller's current device may be the trainer's
-            self._inference_layers = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
+            self._inference_layers = serve(model, max_tokens=max_tokens, replay=_replay)
         self._take(model)
         self._max_running, self._decode_steps = config.max_running, decode_steps
         self._prefill_tokens = max(config.prefill_tokens, max_tokens)  # scoring takes one piece
@@ -178,7 +178,7 @@ class CudaPolicies(Policies):
             model = self.model(policy)
 
             def forward(ids: Tensor, paged: Paged, keep: Tensor | None) -> Tensor:
-                return own_forward(model, ids, positions=paged.positions, keep=keep, paged=paged)
+                return own_forward(model, ids, place=paged, keep=keep)
 
             last = LastDrawn(max_batch=self._max_running, max_pieces=self._max_running + 1, device=self.device)
             shared: dict[str, Any] = {"cache": self.pages, "tables": self._tables, "last": last, "pool": self._pool}
@@ -227,6 +227,6 @@ def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
         sequences, firsts, ends = torch.tensor(blocks_of([count]), device=device).t().contiguous()
         blocks = (sequences, firsts, ends) if count > 1 else None
         paged = Paged(cache, tables, torch.zeros_like(positions), positions, blocks=blocks)
-        logits.append(own_forward(model, ids[start : start + count], positions=positions, keep=None, paged=paged))
+        logits.append(own_forward(model, ids[start : start + count], place=paged, keep=None))
         start += count
     return torch.cat(logits).float()

@@ -1,5 +1,5 @@
-"""Attention over the engine's key-value cache on a CPU, as a plug-in of Transformers' modules.
-Promise: a cached continuation equals a plain full forward pass.
+"""Attention over the engine's key-value cache on a CPU, and the plug-in of Transformers' modules for
+this cache and the paged one. Promise: a cached continuation equals a plain full forward pass.
 
 One pass takes tokens of many sequences side by side: first one token of each sequence that decodes,
 then pieces of prompts. `attend` writes new keys and values to the sequences' cache rows; every
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "ludus_cached"
@@ -278,12 +278,14 @@ def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Rang
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, layout: Layout, **__: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, place: Any, **__: Any
 ) -> tuple[Tensor, None]:
-    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it.
+    `place`, a Layout or a Paged, knows where keys and values go and what each token sees."""
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return layout.attended(query, key, value, layer=layer, scaling=scaling)[None], None
+    if value.is_cuda:  # as the kernels of paged.py take them
+        query, key, value = (x.contiguous().to(value.dtype) for x in (query, key, value))
+    return place.attended(query, key, value, layer=module.layer_idx, scaling=scaling)[None], None
 
 
 def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Tensor:

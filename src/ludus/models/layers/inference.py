@@ -120,17 +120,10 @@ class _Mlp(nn.Module):
 
 
 class _Layer(nn.Module):
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        layout: Any = None,
-        paged: Any = None,
-        **_: Any,
-    ) -> Tensor:
-        """As Transformers calls it; the engine passes either `layout` or `paged`."""
+    def forward(self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], place: Any, **_: Any) -> Tensor:
+        """As Transformers calls it; the engine passes `place`."""
         cos, sin = position_embeddings
-        return self.computed(hidden_states[0], cos[0], sin[0], place=paged if paged is not None else layout)[None]
+        return self.computed(hidden_states[0], cos[0], sin[0], place=place)[None]
 
     def computed(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any, rows: Tensor | None = None) -> Tensor:
         """(tokens, hidden) -> (rows, hidden): after attention, only `rows` are computed."""
@@ -146,11 +139,11 @@ def has_inference_layers(model: PreTrainedModel) -> bool:
     return bool(layers) and isinstance(layers[0], _Layer)
 
 
-def logits(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, place: Any, keep: Tensor | None) -> Tensor:
+def logits(model: PreTrainedModel, ids: Tensor, *, place: Any, keep: Tensor | None) -> Tensor:
     """(len(keep), vocabulary): the forward pass of a model with inference layers, and no more."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
-    cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=positions[None]))
+    cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=place.positions[None]))
     last = len(decoder.layers) - 1
     for number, layer in enumerate(decoder.layers):
         hidden = layer.computed(hidden, cos, sin, place=place, rows=keep if number == last else None)

@@ -25,14 +25,13 @@ from ludus.engines.graphs import Decoder, LastDrawn, Prompter
 from ludus.engines.pages import Pages, pages_within
 from ludus.engines.plan import Collect, Pass, Plan, Span
 from ludus.engines.policies import Policies
-from ludus.engines.sample import log_softmax
 from ludus.engines.staging import StagingBuffer
 from ludus.errors import ConfigError
 from ludus.models.attention.cached import Shape
 from ludus.models.attention.paged import PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.faults import is_out_of_memory
-from ludus.models.serving import own_forward, serve
-from ludus.models.transfer import fetched, placed
+from ludus.models.serving import own_forward
+from ludus.models.transfer import placed
 from ludus.types import CURRENT
 
 # names of this module, so that tests without a GPU can replace them
@@ -45,10 +44,8 @@ class CudaPolicies(Policies):
     def __init__(
         self, model: PreTrainedModel, *, config: EngineConfig, num_rows: int, max_tokens: int, decode_steps: int
     ) -> None:
-        model.requires_grad_(False)
         with current(model.device):  # the caller's current device may be the trainer's
-            self._inference_layers = serve(model, max_tokens=max_tokens, replay=_replay)
-        self._take(model)
+            self._take(model, max_tokens=max_tokens, replay=_replay)
         self._max_running, self._decode_steps = config.max_running, decode_steps
         self._prefill_tokens = max(config.prefill_tokens, max_tokens)  # scoring takes one piece
         # A sequence may be decoded past its end until the host notices.
@@ -68,7 +65,7 @@ class CudaPolicies(Policies):
             synchronise(self.device)  # an unfinished copy would overwrite what is installed
         return model
 
-    # -------------------------------------------------------------------------------------------- memory
+    # ----------------------------------------------------------------------------- memory
 
     def _affordable(self, memory: float, *, max_tokens: int) -> int:
         """Pages for rows within the budget, which also has to hold those for scoring and page 0."""
@@ -155,23 +152,18 @@ class CudaPolicies(Policies):
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         super().install(policy, tensors)
-        # a trainer on another stream may drop `tensors` now; and load_s measures copies, not
-        # launches
+        # a trainer on another stream may drop `tensors` now; and load_s counts copies, not launches
         synchronise(self.device)
 
-    # -------------------------------------------------------------------------------------------- passes
+    # ----------------------------------------------------------------------------- passes
 
     def launch(self, planned: Pass) -> Collect:
         prompter, decoder = self._passes_of(planned.policy)
         return (prompter if planned.steps == 1 else decoder).launch(planned.chunks)
 
-    def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
+    def _logits(self, ids: Sequence[int], *, policy: str) -> Tensor:
         prompter, _ = self._passes_of(policy)
-        logits = prompter.score(ids, row=self._scoring)[:-1]
-        logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
-        chosen = logprobs.gather(-1, placed(torch.tensor(ids[1:]), self.device)[:, None])[:, 0]
-        scores: list[float] = fetched(chosen).tolist()
-        return scores
+        return prompter.score(ids, row=self._scoring)
 
     def _passes_of(self, policy: str) -> tuple[Prompter, Decoder]:
         if policy not in self._passes:
@@ -208,7 +200,6 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of the device."""
     return torch.cuda.get_device_properties(device).total_memory
 
 

@@ -105,14 +105,16 @@ class EmbeddedEngine:
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
         self._thread.start()
 
-    # -------------------------------------------------------------------------------------------- in the caller's event loop
+    # ----------------------------------------------------------------- in the caller's event loop
 
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        tokens = self._tokens(ids, what=f"session {session_id}: the prompt")
-        request = Request(tokens, sampling, session_id, policy)
-        self._check(request)
+        request = Request(self._tokens(ids, what=f"session {session_id}: the prompt"), sampling, session_id, policy)
+        self._policies.model(policy)
+        if sampling.max_tokens < 1 or sampling.temperature < 0:
+            raise EngineFailed(f"got {sampling}; max_tokens must be at least 1 and temperature at least 0")
+        self._schedule.fits(request)
         await self._room.acquire()
         call = _Call(asyncio.get_running_loop().create_future())
         try:
@@ -183,12 +185,6 @@ class EmbeddedEngine:
             waiting=len(self._schedule.waiting),
         )
 
-    def _check(self, request: Request) -> None:
-        self._policies.model(request.policy)
-        if request.sampling.max_tokens < 1 or request.sampling.temperature < 0:
-            raise EngineFailed(f"got {request.sampling}; max_tokens must be at least 1 and temperature at least 0")
-        self._schedule.fits(request)
-
     def _tokens(self, ids: Sequence[int], *, what: str) -> list[int]:
         """Checks that each of `ids` is a token; in C, since `ids` is the whole conversation."""
         try:
@@ -233,7 +229,7 @@ class EmbeddedEngine:
             self._calls.add(call)
             self._inbox.put(command)
 
-    # -------------------------------------------------------------------------------------------- in the engine's thread
+    # --------------------------------------------------------------------- in the engine's thread
 
     def _run(self) -> None:
         failure = EngineFailed("the engine is closed")
@@ -247,9 +243,8 @@ class EmbeddedEngine:
             failure = error
         except BaseException as error:
             cause = describe(error)
-            failure = EngineFailed(
-                lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
-            )
+            died = lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
+            failure = EngineFailed(died)
             failure.__cause__ = error
         self._end(failure)
 

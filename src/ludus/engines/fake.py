@@ -1,8 +1,8 @@
 """An engine without a model, for tests. Promise: the same script or seed gives the same tokens.
 
-    engine = FakeEngine([[5, 6, END], [7, END]])                        # one completion per turn
-    engine = FakeEngine(lambda ids, turn: [5, 6, END], latency_s=0.01)  # computed from the prompt
-    engine = FakeEngine(vocab_size=256)                                 # noise from Sampling.seed
+engine = FakeEngine([[5, 6, END], [7, END]])                        # one completion per turn
+engine = FakeEngine(lambda ids, turn: [5, 6, END], latency_s=0.01)  # computed from the prompt
+engine = FakeEngine(vocab_size=256)                                 # noise from Sampling.seed
 """
 
 from __future__ import annotations

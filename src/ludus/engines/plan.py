@@ -59,10 +59,6 @@ class Request:
     def __post_init__(self) -> None:
         self.num_prompt, self.origin = len(self.ids), noise_origin(self.sampling.seed)
 
-    @property
-    def num_sampled(self) -> int:
-        return len(self.logprobs)
-
     def over_after(self, tokens: Sequence[int]) -> int | None:
         """Index of the last token of the completion among the next `tokens`; None: it continues."""
         room = self.sampling.max_tokens - len(self.logprobs)

@@ -1,12 +1,11 @@
 """The policies of an embedded engine on a GPU: a paged cache, and a graph for every pass.
 
-The pool of pages is allocated once and never moves, nor do the tables that say who holds them:
-graphs stay valid while pages change holders between two passes. Tables may share pages.
+The pool of pages and the tables of their holders are allocated once and never move: graphs stay
+valid while pages change holders between two passes. Tables may share pages.
 
 The engine's thread has its own stream, so that generating and training overlap on one device; all
-others, the trainer included, use the default stream. The host waits for whatever crosses from one
-to the other, where it leaves: weights when they are published (their checksums are read) and when
-they are loaded, and everything made before the thread starts.
+others use the default stream. The host waits for whatever crosses from one to the other, where it
+leaves: published and loaded weights, and everything made before the thread starts.
 """
 
 from __future__ import annotations
@@ -64,8 +63,6 @@ class CudaPolicies(Policies):
             model = super().spare()
             synchronise(self.device)  # an unfinished copy would overwrite what is installed
         return model
-
-    # ----------------------------------------------------------------------------- memory
 
     def _affordable(self, memory: float, *, max_tokens: int) -> int:
         """Pages for rows within the budget, which also has to hold those for scoring and page 0."""
@@ -132,20 +129,17 @@ class CudaPolicies(Policies):
         return self._warms
 
     def prepare(self, plan: Plan) -> None:
+        here = self._table_buffer.host["tables"]
+        for row, pages in plan.tables.items():
+            here[row, : len(pages)], here[row, len(pages) :] = pages, 0
         if plan.tables:
-            self._place(plan.tables)
+            self._table_buffer.upload()
+            for _, decoder in self._passes.values():
+                decoder.tables_changed = True
         for copies in at_once(plan.copies):
             pairs = [pair for source, target in copies for pair in zip(source.pages, target.pages, strict=True)]
             sources, targets = placed(torch.tensor(pairs), self.device).t()
             self.pages.copy(sources, targets)
-
-    def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
-        here = self._table_buffer.host["tables"]
-        for row, pages in tables.items():
-            here[row, : len(pages)], here[row, len(pages) :] = pages, 0
-        self._table_buffer.upload()
-        for _, decoder in self._passes.values():
-            decoder.tables_changed = True
 
     def clear(self, held: Span) -> None:
         self.pages.clear(placed(torch.tensor(held.pages, dtype=torch.long), self.device))
@@ -154,8 +148,6 @@ class CudaPolicies(Policies):
         super().install(policy, tensors)
         # a trainer on another stream may drop `tensors` now; and load_s counts copies, not launches
         synchronise(self.device)
-
-    # ----------------------------------------------------------------------------- passes
 
     def launch(self, planned: Pass) -> Collect:
         prompter, decoder = self._passes_of(planned.policy)

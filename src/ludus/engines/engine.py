@@ -22,12 +22,9 @@ if TYPE_CHECKING:
 class Capabilities:
     """What an engine can do. A run that needs more is refused at start."""
 
-    policies: bool
-    """Serves several named policies at once."""
-    load: bool
-    """Loads new weights while requests are in flight."""
-    score: bool
-    """Returns the logprobs of given tokens, which the probe needs."""
+    policies: bool  # serves several named policies at once
+    load: bool  # loads new weights while requests are in flight
+    score: bool  # returns the logprobs of given tokens, which the probe needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +35,12 @@ class EngineStats:
     prefill_computed: int = 0
     prefill_reused: int = 0
     busy_s: float = 0.0
-    device_s: float = 0.0
-    """The part of `busy_s` that was spent waiting for a GPU; 0 on a CPU."""
-    load_s: float = 0.0
-    """Time in which a load stopped generation."""
+    device_s: float = 0.0  # the part of `busy_s` that was spent waiting for a GPU; 0 on a CPU
+    load_s: float = 0.0  # time in which a load stopped generation
     loads: int = 0
-    preempted: int = 0
-    """Requests that were evicted because memory ran out, and computed again."""
-    drafted: int = 0
-    """Tokens computed ahead by speculative decoding."""
-    drafts_kept: int = 0
-    """Speculated tokens that were accepted; each saved a pass."""
+    preempted: int = 0  # requests that were evicted because memory ran out, and computed again
+    drafted: int = 0  # tokens computed ahead by speculative decoding
+    drafts_kept: int = 0  # speculated tokens that were accepted; each saved a pass
     running: int = 0
     waiting: int = 0
 
@@ -74,7 +66,7 @@ class Engine(Generator, Protocol):
         """Return the logprob of each of ids[1:] given the ids before it."""
 
     async def load(self, version: int, *, policy: str = CURRENT, source: Source) -> None:
-        """Load `version` from `source`; return when every later token of `policy` is made with it."""
+        """Load `version` from `source`; return when every later token of `policy` comes from it."""
 
     async def add_policy(self, name: str, *, version: int, source: Source) -> None:
         """Serve one more set of weights under `name`. Loads change it only when they name it."""
@@ -82,7 +74,7 @@ class Engine(Generator, Protocol):
     def stats(self) -> EngineStats: ...
 
     async def ended(self) -> None:
-        """Raise EngineFailed with the cause once the engine can no longer generate; never return."""
+        """Raise EngineFailed with the cause once the engine cannot generate; never return."""
 
     async def close(self) -> None:
         """Stop; pending calls raise EngineFailed."""
@@ -96,8 +88,7 @@ class Answer:
     stop: Literal["end", "length"]
     num_prompt_tokens: int = 0
     num_tokens: int = 0
-    policy: str = "outside"
-    """Stands for an endpoint's model, whose text carries no version."""
+    policy: str = "outside"  # stands for an endpoint's model, whose text carries no version
 
 
 class TextEngine(Protocol):

@@ -47,10 +47,8 @@ class FakeEngine:
         self._vocab_size, self._latency_s, self._fail_on = vocab_size, latency_s, frozenset(fail_on)
         self._turns: Counter[str] = Counter()
         self.versions = {CURRENT: version}
-        self.prompts: list[tuple[int, ...]] = []
-        """Every prompt, in the order of the calls."""
-        self.loads: list[tuple[str, int]] = []
-        """(policy, version), in order."""
+        self.prompts: list[tuple[int, ...]] = []  # every prompt, in the order of the calls
+        self.loads: list[tuple[str, int]] = []  # (policy, version), in order
         self.released: list[str] = []
         self.closed = False
         self.num_cancelled = 0

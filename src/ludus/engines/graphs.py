@@ -44,8 +44,7 @@ class LastDrawn:
     def __init__(self, *, max_batch: int, max_pieces: int, device: torch.device) -> None:
         self.tokens = torch.zeros(max_batch + max_pieces, dtype=torch.int64, device=device)
         self.by_decoder, self.by_prompter = self.tokens[:max_batch], self.tokens[max_batch:]
-        self.place: dict[int, int] = {}
-        """By cache row."""
+        self.place: dict[int, int] = {}  # by cache row
 
 
 Forward = Callable[[Tensor, Paged, Tensor | None], Tensor]
@@ -89,8 +88,7 @@ class Decoder(_Passes):
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
         self._held: tuple[int, ...] = ()
         """The cache rows of the last block, whose inputs are still on the device."""
-        self.tables_changed = False
-        """Rows have other pages than at the last block."""
+        self.tables_changed = False  # rows have other pages than at the last block
 
     def launch(self, chunks: Sequence[Chunk]) -> Collect:
         """Draws `steps` tokens for each chunk, all of which decode."""
@@ -137,7 +135,6 @@ class Decoder(_Passes):
         self._held, self.tables_changed = rows, False
 
     def warm(self) -> bool:
-        """Captures one more graph; False when all are captured."""
         return _warm(self._graph, self._graphs, size=bucket, most=self._max_batch)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
@@ -267,7 +264,7 @@ def tokens_bucket(num: int, *, most: int) -> int:
 
 
 def _warm(capture: Callable[[int], object], captured: Container[int], *, size: Callable[..., int], most: int) -> bool:
-    """Captures the largest missing size: its memory serves the smaller ones too."""
+    """Captures the largest missing size, whose memory serves the smaller ones too; False: none."""
     sizes = [size(1, most=most)]
     while sizes[-1] < most:
         sizes.append(size(sizes[-1] + 1, most=most))

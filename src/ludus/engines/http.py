@@ -27,7 +27,7 @@ class Wire:
         key = os.environ.get(KEY, "")
         self._client = httpx.AsyncClient(
             headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),  # requests wait for a free connection
+            timeout=httpx.Timeout(timeout_s, connect=10.0, pool=None),  # waits for a free one
             limits=httpx.Limits(max_connections=max_running, max_keepalive_connections=max_running),
         )
 

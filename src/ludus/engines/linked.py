@@ -36,7 +36,7 @@ class LinkedEngine:
 
 
 def engine_handlers(engine: Callable[[], Engine]) -> dict[str, Handler]:
-    """The engine's side. `engine` is called with each request, because a process may start before the engine."""
+    """The engine's side. `engine` is called at each request: a process may start before it."""
 
     async def generate(request: Generate) -> Completion:
         return await engine().generate(

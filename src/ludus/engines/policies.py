@@ -30,8 +30,7 @@ from ludus.types import CURRENT
 class Policies:
     """Weights of one architecture under several names. Owns `model`, the policy `current`."""
 
-    overlaps = False
-    """Whether a launched pass is computed while the host continues."""
+    overlaps = False  # whether a launched pass is computed while the host continues
 
     def __init__(self, model: PreTrainedModel, *, num_rows: int, max_tokens: int) -> None:
         self._take(model, max_tokens=max_tokens)
@@ -40,8 +39,7 @@ class Policies:
             self.cache = KeyValueCache(
                 Shape.of(model), rows=num_rows, length=max_tokens, dtype=self.dtype, device=self.device
             )
-        self.most_scored: float = math.inf
-        """Tokens that `score` takes at once."""
+        self.most_scored: float = math.inf  # tokens that `score` takes at once
 
     def at_home(self) -> AbstractContextManager[object]:
         """The context of the engine's thread: its kernels run on the device of the weights."""

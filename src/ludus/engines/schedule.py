@@ -93,8 +93,7 @@ class Schedule:
             )
 
     def loaded(self, policy: str, *, version: int) -> None:
-        """`policy` has new weights. Running requests keep their cache, which nobody else may read.
-        Idle rows keep theirs, now of an old version, until the room is needed."""
+        """Running requests keep their cache, which nobody else may read; idle rows until needed."""
         self.versions[policy] = version
         for request in self.running:
             row = request.row
@@ -284,11 +283,8 @@ class Schedule:
         return Span(source.index, count, last), Span(target.index, count, mine)
 
     def _free_row(self) -> CacheRow:
-        """The lowest row without a session, to keep running rows together; else the oldest.
-
-        A session whose next turn is already waiting goes last, and of those the one furthest back:
-        cycling through more sessions than rows would otherwise evict each just before it is needed.
-        """
+        """The lowest row without a session, to keep running rows together; else the least worth:
+        cycling through more sessions than rows must not evict each just before it is needed."""
         if self._unclaimed:
             return self.rows[heappop(self._unclaimed)]
         return min((row for row in self.rows if not row.busy), key=self._worth())

@@ -1,5 +1,5 @@
-"""Attention over the engine's key-value cache on a CPU, and the plug-in of Transformers' modules for
-this cache and the paged one. Promise: a cached continuation equals a plain full forward pass.
+"""Attention over the engine's key-value cache on a CPU, and the plug-in of Transformers' modules
+for this cache and the paged one. Promise: a cached continuation equals a plain forward pass.
 
 One pass takes tokens of many sequences side by side: first one token of each sequence that decodes,
 then pieces of prompts. `attend` writes new keys and values to the sequences' cache rows; every
@@ -56,8 +56,7 @@ class Shape:
     layers: int
     heads: int
     head_dim: int
-    group: int
-    """Query heads that share one head of keys and values."""
+    group: int  # query heads that share one head of keys and values
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Shape:
@@ -136,9 +135,7 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 
 class Layout:
     """Where the tokens of one forward pass go and what they see; made once, used by every layer.
-
-    Pieces that decode (one token each, with a row) come first and in row order, then the others.
-    """
+    Pieces that decode (one token each, with a row) come first and in row order, then the others."""
 
     def __init__(
         self, pieces: Sequence[Piece], *, cache: KeyValueCache | None, dtype: torch.dtype, device: torch.device
@@ -228,7 +225,7 @@ class Layout:
     def attended(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float) -> Tensor:
         """(tokens, heads, head_dim) each -> (tokens, query heads, head_dim)."""
         num, heads, head_dim = key.shape
-        query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
+        query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, group, head_dim)
         if self.cache is not None:
             self.cache.write(layer, self.places, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
         if not self.begun and not self.continued:

@@ -1,5 +1,5 @@
-"""Attention over the engine's paged cache on a GPU; `attend` of cached.py calls it. Promise: a cached
-continuation equals a plain full forward pass.
+"""Attention over the engine's paged cache on a GPU, called by `attend` of cached.py. Promise: a
+cached continuation equals a plain full forward pass.
 
 Keys and values live in pages of 64 tokens; a table lists the pages of each sequence. One forward
 pass takes either one token each of many sequences, or pieces of prompts that see what precedes

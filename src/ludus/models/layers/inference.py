@@ -108,8 +108,7 @@ class MergedLinear:
 
 class _Attention(nn.Module):
     def attended(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any) -> Tensor:
-        """(tokens, hidden) -> (tokens, heads * head_dim), before the output projection. `place`
-        knows where keys and values go and what each token sees."""
+        """(tokens, hidden) -> (tokens, heads * head_dim), before the output projection."""
         tokens, dim = x.shape[0], self.head_dim
         heads = [projection.out_features // dim for projection in (self.q_proj, self.k_proj, self.v_proj)]
         merged = self.merged(x).view(tokens, -1, dim)

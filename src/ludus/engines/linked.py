@@ -43,7 +43,5 @@ def engine_handlers(engine: Callable[[], Engine]) -> dict[str, Handler]:
             request.ids, sampling=request.sampling, session_id=request.session_id, policy=request.policy
         )
 
-    async def release(session_id: str) -> None:
-        await engine().release(session_id)
-
-    return {"generate": Handler(Generate, generate), "release": Handler(str, release)}
+    release = Handler(str, lambda session_id: engine().release(session_id))
+    return {"generate": Handler(Generate, generate), "release": release}

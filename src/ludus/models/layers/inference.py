@@ -28,7 +28,7 @@ _LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 
 def use_inference_layers(model: PreTrainedModel) -> bool:
     """Replaces the layers in place. False, with nothing changed, if one is not recognised."""
-    layers = recognised(model)
+    layers = known_layers(model)
     for layer in layers:
         for owner, projections in same_input(layer):
             owner.merged = MergedLinear.of(projections)
@@ -49,13 +49,13 @@ def layers_of(model: PreTrainedModel) -> Sequence[Any]:
     return getattr(model.base_model, "layers", None) or ()
 
 
-def recognised(model: PreTrainedModel) -> Sequence[Any]:
+def known_layers(model: PreTrainedModel) -> Sequence[Any]:
     """The decoder's layers; none if one is not of the Llama kind."""
     layers = layers_of(model)
-    return layers if all(_is_recognised(layer) for layer in layers) else ()
+    return layers if all(recognised(layer) for layer in layers) else ()
 
 
-def _is_recognised(layer: Any) -> bool:
+def recognised(layer: Any) -> bool:
     return (
         {name for name, _ in layer.named_children()} == set(_LAYER)
         and all(hasattr(layer.self_attn, name) for name in _ATTENTION)

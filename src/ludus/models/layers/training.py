@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ludus.models.layers.inference import MergedLinear, kernels, layers_of, mixed_in, recognised, rotated, same_input
+from ludus.models.layers.inference import MergedLinear, kernels, known_layers, layers_of, mixed_in, rotated, same_input
 
 
 def use_training_layers(model: PreTrainedModel) -> bool:
     """Replaces the layers in place. False, with nothing changed, if they are not supported."""
-    layers = recognised(model) if _has_device(model) else ()
+    layers = known_layers(model) if _has_device(model) else ()
     if not layers:
         return False
     for layer in layers:

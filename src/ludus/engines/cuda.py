@@ -1,12 +1,11 @@
 """The policies of an embedded engine on a GPU: a paged cache, and a graph for every pass.
 
-The pool of pages is allocated once and never moves, nor do the tables that say who holds them:
-graphs stay valid while pages change holders between two passes. Tables may share pages.
+The pool of pages and the tables of their holders are allocated once and never move: graphs stay
+valid while pages change holders between two passes. Tables may share pages.
 
 The engine's thread has its own stream, so that generating and training overlap on one device; all
-others, the trainer included, use the default stream. The host waits for whatever crosses from one
-to the other, where it leaves: weights when they are published (their checksums are read) and when
-they are loaded, and everything made before the thread starts.
+others use the default stream. The host waits for whatever crosses from one to the other, where it
+leaves: published and loaded weights, and everything made before the thread starts.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from ludus.engines.graphs import Decoder, LastDrawn, Prompter
 from ludus.engines.pages import Pages, pages_within
 from ludus.engines.plan import Collect, Pass, Plan, Span
 from ludus.engines.policies import Policies
-from ludus.engines.sample import log_softmax
 from ludus.engines.staging import StagingBuffer
 from ludus.errors import ConfigError
 from ludus.models.attention.cached import Shape
-from ludus.models.attention.paged import NAME, PAGE, Paged, PagedCache, blocks_of, page_bytes
+from ludus.models.attention.paged import PAGE, Paged, PagedCache, blocks_of, page_bytes
 from ludus.models.faults import is_out_of_memory
-from ludus.models.serving import own_forward, serve
-from ludus.models.transfer import fetched, placed
+from ludus.models.serving import own_forward
+from ludus.models.transfer import placed
 from ludus.types import CURRENT
 
 # names of this module, so that tests without a GPU can replace them
@@ -45,10 +43,8 @@ class CudaPolicies(Policies):
     def __init__(
         self, model: PreTrainedModel, *, config: EngineConfig, num_rows: int, max_tokens: int, decode_steps: int
     ) -> None:
-        model.requires_grad_(False)
         with current(model.device):  # the caller's current device may be the trainer's
-            self._inference_layers = serve(model, max_tokens=max_tokens, attention=NAME, replay=_replay)
-        self._take(model)
+            self._take(model, max_tokens=max_tokens, replay=_replay)
         self._max_running, self._decode_steps = config.max_running, decode_steps
         self._prefill_tokens = max(config.prefill_tokens, max_tokens)  # scoring takes one piece
         # A sequence may be decoded past its end until the host notices.
@@ -67,8 +63,6 @@ class CudaPolicies(Policies):
             model = super().spare()
             synchronise(self.device)  # an unfinished copy would overwrite what is installed
         return model
-
-    # -------------------------------------------------------------------------------------------- memory
 
     def _affordable(self, memory: float, *, max_tokens: int) -> int:
         """Pages for rows within the budget, which also has to hold those for scoring and page 0."""
@@ -135,50 +129,40 @@ class CudaPolicies(Policies):
         return self._warms
 
     def prepare(self, plan: Plan) -> None:
+        here = self._table_buffer.host["tables"]
+        for row, pages in plan.tables.items():
+            here[row, : len(pages)], here[row, len(pages) :] = pages, 0
         if plan.tables:
-            self._place(plan.tables)
+            self._table_buffer.upload()
+            for _, decoder in self._passes.values():
+                decoder.tables_changed = True
         for copies in at_once(plan.copies):
             pairs = [pair for source, target in copies for pair in zip(source.pages, target.pages, strict=True)]
             sources, targets = placed(torch.tensor(pairs), self.device).t()
             self.pages.copy(sources, targets)
-
-    def _place(self, tables: Mapping[int, Sequence[int]]) -> None:
-        here = self._table_buffer.host["tables"]
-        for row, pages in tables.items():
-            here[row, : len(pages)], here[row, len(pages) :] = pages, 0
-        self._table_buffer.upload()
-        for _, decoder in self._passes.values():
-            decoder.tables_changed = True
 
     def clear(self, held: Span) -> None:
         self.pages.clear(placed(torch.tensor(held.pages, dtype=torch.long), self.device))
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         super().install(policy, tensors)
-        # a trainer on another stream may drop `tensors` now; and load_s measures copies, not
-        # launches
+        # a trainer on another stream may drop `tensors` now; and load_s counts copies, not launches
         synchronise(self.device)
-
-    # -------------------------------------------------------------------------------------------- passes
 
     def launch(self, planned: Pass) -> Collect:
         prompter, decoder = self._passes_of(planned.policy)
         return (prompter if planned.steps == 1 else decoder).launch(planned.chunks)
 
-    def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
+    def _logits(self, ids: Sequence[int], *, policy: str) -> Tensor:
         prompter, _ = self._passes_of(policy)
-        logits = prompter.score(ids, row=self._scoring)[:-1]
-        logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
-        chosen = logprobs.gather(-1, placed(torch.tensor(ids[1:]), self.device)[:, None])[:, 0]
-        scores: list[float] = fetched(chosen).tolist()
-        return scores
+        return prompter.score(ids, row=self._scoring)
 
     def _passes_of(self, policy: str) -> tuple[Prompter, Decoder]:
         if policy not in self._passes:
             model = self.model(policy)
 
             def forward(ids: Tensor, paged: Paged, keep: Tensor | None) -> Tensor:
-                return own_forward(model, ids, positions=paged.positions, keep=keep, paged=paged)
+                return own_forward(model, ids, place=paged, keep=keep)
 
             last = LastDrawn(max_batch=self._max_running, max_pieces=self._max_running + 1, device=self.device)
             shared: dict[str, Any] = {"cache": self.pages, "tables": self._tables, "last": last, "pool": self._pool}
@@ -208,7 +192,6 @@ def own_stream(device: torch.device) -> Iterator[None]:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of the device."""
     return torch.cuda.get_device_properties(device).total_memory
 
 
@@ -227,6 +210,6 @@ def _replay(model: PreTrainedModel, ids: Tensor) -> Tensor:
         sequences, firsts, ends = torch.tensor(blocks_of([count]), device=device).t().contiguous()
         blocks = (sequences, firsts, ends) if count > 1 else None
         paged = Paged(cache, tables, torch.zeros_like(positions), positions, blocks=blocks)
-        logits.append(own_forward(model, ids[start : start + count], positions=positions, keep=None, paged=paged))
+        logits.append(own_forward(model, ids[start : start + count], place=paged, keep=None))
         start += count
     return torch.cat(logits).float()

@@ -18,7 +18,6 @@ import warnings
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -40,21 +39,14 @@ from ludus.types import CURRENT, Completion, Sampling
 from ludus.weights.channel import Source
 
 T = TypeVar("T")
+Call = asyncio.Future[Any]
+"""What the caller of a method awaits."""
 GATHER_S, QUIET_S = 0.005, 0.001
 """How long a GPU waits for the next turns of sequences that ended together, in all and for each."""
 SWITCH_S, GPU_SWITCH_S = 0.0002, 0.00002
 """The interpreter's switch interval: how long another thread may run Python while one waits to
-launch its next kernel. A launch releases the interpreter's lock; with Python's default of 5 ms, a
-dozen launches a block, or thousands an optimiser step, wait several times as long as they take.
-Less on a GPU, where a launch is short."""
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    """A call that is awaited. `admitted`: it has left the queue of waiting generations."""
-
-    future: asyncio.Future[Any]
-    admitted: bool = False
+launch its next kernel. With Python's default of 5 ms, launches wait several times as long as they
+take. Less on a GPU, where a launch is short."""
 
 
 class EmbeddedEngine:
@@ -94,8 +86,9 @@ class EmbeddedEngine:
         self._room = asyncio.Semaphore(config.max_waiting)
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox: dict[asyncio.AbstractEventLoop, list[Callable[[], None]]] = {}
-        self._calls: set[_Call] = set()
-        self._generations: dict[Request, _Call] = {}
+        self._calls: set[Call] = set()
+        self._queued: set[Call] = set()  # generations that hold one of the places in `_room`
+        self._generations: dict[Request, Call] = {}
         self._in_flight: list[tuple[Pass, Collect]] = []
         self._failure: EngineFailed | None = None
         self._gate = threading.Lock()  # no call may be accepted after the thread's end
@@ -105,23 +98,27 @@ class EmbeddedEngine:
         self._thread = threading.Thread(target=self._run, name="ludus-engine", daemon=True)
         self._thread.start()
 
-    # -------------------------------------------------------------------------------------------- in the caller's event loop
+    # ----------------------------------------------------------------- in the caller's event loop
 
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        tokens = self._tokens(ids, what=f"session {session_id}: the prompt")
-        request = Request(tokens, sampling, session_id, policy)
-        self._check(request)
+        request = Request(self._tokens(ids, what=f"session {session_id}: the prompt"), sampling, session_id, policy)
+        self._policies.model(policy)
+        if sampling.max_tokens < 1 or sampling.temperature < 0:
+            raise EngineFailed(f"got {sampling}; max_tokens must be at least 1 and temperature at least 0")
+        self._schedule.fits(request)
         await self._room.acquire()
-        call = _Call(asyncio.get_running_loop().create_future())
+        call: Call = asyncio.get_running_loop().create_future()
+        self._queued.add(call)
         try:
             self._submit(lambda: self._add(request, call), call=call)
         except EngineFailed:
+            self._queued.discard(call)
             self._room.release()  # the next in line must come here and fail too
             raise
         try:
-            completion: Completion = await call.future
+            completion: Completion = await call
         except asyncio.CancelledError:
             self._inbox.put(lambda: self._cancel(request))
             raise
@@ -158,9 +155,9 @@ class EmbeddedEngine:
         self._inbox.put(lambda: self._schedule.release(session_id))
 
     async def ended(self) -> None:
-        call = _Call(asyncio.get_running_loop().create_future())
+        call: Call = asyncio.get_running_loop().create_future()
         self._submit(lambda: None, call=call)
-        await call.future
+        await call
 
     async def close(self) -> None:
         self._closing = True
@@ -183,12 +180,6 @@ class EmbeddedEngine:
             waiting=len(self._schedule.waiting),
         )
 
-    def _check(self, request: Request) -> None:
-        self._policies.model(request.policy)
-        if request.sampling.max_tokens < 1 or request.sampling.temperature < 0:
-            raise EngineFailed(f"got {request.sampling}; max_tokens must be at least 1 and temperature at least 0")
-        self._schedule.fits(request)
-
     def _tokens(self, ids: Sequence[int], *, what: str) -> list[int]:
         """Checks that each of `ids` is a token; in C, since `ids` is the whole conversation."""
         try:
@@ -208,7 +199,7 @@ class EmbeddedEngine:
 
     async def _between_steps(self, action: Callable[[], T]) -> T:
         """Runs `action` in the engine's thread. Any error but a LudusError ends the engine."""
-        call = _Call(asyncio.get_running_loop().create_future())
+        call: Call = asyncio.get_running_loop().create_future()
 
         def after_collecting() -> T:
             began = time.perf_counter()
@@ -223,17 +214,17 @@ class EmbeddedEngine:
                 self._settle(call, error=error)
 
         self._submit(run, call=call)
-        result: T = await call.future
+        result: T = await call
         return result
 
-    def _submit(self, command: Callable[[], None], *, call: _Call) -> None:
+    def _submit(self, command: Callable[[], None], *, call: Call) -> None:
         with self._gate:
             if self._failure is not None:
                 raise EngineFailed(str(self._failure)) from self._failure.__cause__
             self._calls.add(call)
             self._inbox.put(command)
 
-    # -------------------------------------------------------------------------------------------- in the engine's thread
+    # --------------------------------------------------------------------- in the engine's thread
 
     def _run(self) -> None:
         failure = EngineFailed("the engine is closed")
@@ -247,9 +238,8 @@ class EmbeddedEngine:
             failure = error
         except BaseException as error:
             cause = describe(error)
-            failure = EngineFailed(
-                lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
-            )
+            died = lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
+            failure = EngineFailed(died)
             failure.__cause__ = error
         self._end(failure)
 
@@ -359,7 +349,7 @@ class EmbeddedEngine:
         self._cancel(request)
         self._settle(call, error=error)
 
-    def _add(self, request: Request, call: _Call) -> None:
+    def _add(self, request: Request, call: Call) -> None:
         self._generations[request] = call
         self._schedule.add(request)
 
@@ -379,25 +369,25 @@ class EmbeddedEngine:
         self._num_loads += 1
         self._load_s += time.perf_counter() - began
 
-    def _leave_queue(self, call: _Call) -> None:
-        if not call.admitted:
-            call.admitted = True
+    def _leave_queue(self, call: Call) -> None:
+        if call in self._queued:
+            self._queued.discard(call)
             self._post(call, self._room.release)
 
-    def _settle(self, call: _Call, *, result: Any = None, error: LudusError | None = None) -> None:
+    def _settle(self, call: Call, *, result: Any = None, error: LudusError | None = None) -> None:
         def settle() -> None:
-            if call.future.done():
+            if call.done():
                 return  # cancelled meanwhile
             if error is None:
-                call.future.set_result(result)
+                call.set_result(result)
             else:
-                call.future.set_exception(error)
+                call.set_exception(error)
 
         self._calls.discard(call)
         self._post(call, settle)
 
-    def _post(self, call: _Call, action: Callable[[], None]) -> None:
-        self._outbox.setdefault(call.future.get_loop(), []).append(action)
+    def _post(self, call: Call, action: Callable[[], None]) -> None:
+        self._outbox.setdefault(call.get_loop(), []).append(action)
 
     def _deliver(self) -> None:
         """Wakes the event loop once for everything that happened in an iteration."""

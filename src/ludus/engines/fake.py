@@ -1,8 +1,8 @@
-"""An engine without a model, for tests of everything that talks to one. Promise: same script or seed, same tokens, at once.
+"""An engine without a model, for tests. Promise: the same script or seed gives the same tokens.
 
-engine = FakeEngine([[5, 6, END], [7, END]])                            # one completion per turn of a session
-engine = FakeEngine(lambda ids, turn: [5, 6, END], latency_s=0.01)      # or computed from the prompt
-engine = FakeEngine(vocab_size=256)                                     # or noise from Sampling.seed
+engine = FakeEngine([[5, 6, END], [7, END]])                        # one completion per turn
+engine = FakeEngine(lambda ids, turn: [5, 6, END], latency_s=0.01)  # computed from the prompt
+engine = FakeEngine(vocab_size=256)                                 # noise from Sampling.seed
 """
 
 from __future__ import annotations
@@ -21,14 +21,21 @@ if TYPE_CHECKING:
     from ludus.weights.channel import Source
 
 Script = Callable[[Sequence[int], int], Sequence[int]]
-"""(prompt ids, turn of the session) -> the ids to speak."""
+"""(prompt ids, turn of the session) -> the ids to return."""
 
 
 class FakeEngine:
-    """Speaks `script`, or, without one, ids below `vocab_size` drawn from Sampling.seed. Records what it was asked.
+    """Returns what `script` says or, without one, ids below `vocab_size` drawn from Sampling.seed,
+    and records what it was asked.
 
+<<<<<<< HEAD
     A scripted completion is cut at `max_tokens`, and ends as "end" when it was not. `fail_on` names calls of `generate`, counted from
     0, that raise EngineFailed. All logprobs are `logprob`."""
+=======
+    A scripted completion is cut at `max_tokens`, and ends as "end" when it was not. `fail_on` names
+    calls of `generate`, counted from 0, that raise EngineFailed. All logprobs are -1.
+    """
+>>>>>>> m2
 
     capabilities = Capabilities(policies=True, load=True, score=True)
 
@@ -38,19 +45,15 @@ class FakeEngine:
         *,
         vocab_size: int = 256,
         latency_s: float = 0.0,
-        logprob: float = -1.0,
         version: int = 0,
         fail_on: Sequence[int] = (),
     ) -> None:
         self._script: Script | None = script if script is None or callable(script) else _turn_by_turn(script)
-        self._vocab_size, self._latency_s, self._logprob = vocab_size, latency_s, logprob
-        self._fail_on = frozenset(fail_on)
+        self._vocab_size, self._latency_s, self._fail_on = vocab_size, latency_s, frozenset(fail_on)
         self._turns: Counter[str] = Counter()
         self.versions = {CURRENT: version}
-        self.prompts: list[tuple[int, ...]] = []
-        """Every prompt, in the order of the calls."""
-        self.loads: list[tuple[str, int]] = []
-        """(policy, version), in order."""
+        self.prompts: list[tuple[int, ...]] = []  # every prompt, in the order of the calls
+        self.loads: list[tuple[str, int]] = []  # (policy, version), in order
         self.released: list[str] = []
         self.closed = False
         self.num_cancelled = 0
@@ -58,29 +61,33 @@ class FakeEngine:
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-        self._known(policy)
+        self._check(policy)
         call, turn = len(self.prompts), self._turns[session_id]
         self.prompts.append(tuple(ids))
         self._turns[session_id] += 1
-        await self._wait()
+        try:
+            await asyncio.sleep(self._latency_s)
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
         if call in self._fail_on:
             raise EngineFailed(f"generate call {call} was told to fail")
-        spoken = self._speak(ids, turn, sampling)
-        said = tuple(spoken[: sampling.max_tokens])
+        wanted = self._noise(len(ids), sampling) if self._script is None else self._script(ids, turn)
+        drawn = tuple(wanted[: sampling.max_tokens])
         return Completion(
-            ids=said,
-            logprobs=(self._logprob,) * len(said),
-            versions=(self.versions[policy],) * len(said),
-            stop="end" if len(said) == len(spoken) else "length",
+            ids=drawn,
+            logprobs=(-1.0,) * len(drawn),
+            versions=(self.versions[policy],) * len(drawn),
+            stop="end" if len(drawn) == len(wanted) else "length",
             policy=policy,
         )
 
     async def score(self, ids: Sequence[int], *, policy: str = CURRENT, temperature: float = 1.0) -> list[float]:
-        self._known(policy)
-        return [self._logprob] * (len(ids) - 1)
+        self._check(policy)
+        return [-1.0] * (len(ids) - 1)
 
     async def load(self, version: int, *, policy: str = CURRENT, source: Source | None = None) -> None:
-        self._known(policy)
+        self._check(policy)
         self.versions[policy] = version
         self.loads.append((policy, version))
 
@@ -100,22 +107,13 @@ class FakeEngine:
     async def close(self) -> None:
         self.closed = True
 
-    async def _wait(self) -> None:
-        try:
-            await asyncio.sleep(self._latency_s)
-        except asyncio.CancelledError:
-            self.num_cancelled += 1
-            raise
-
-    def _speak(self, ids: Sequence[int], turn: int, sampling: Sampling) -> list[int]:
-        if self._script is not None:
-            return list(self._script(ids, turn))
-        uniforms = noise(sampling.seed, start=len(ids), count=sampling.max_tokens + 1)
+    def _noise(self, start: int, sampling: Sampling) -> list[int]:
+        uniforms = noise(sampling.seed, start=start, count=sampling.max_tokens + 1)
         drawn = [int(u * self._vocab_size) for u in uniforms]
         end = next((i + 1 for i, token in enumerate(drawn) if token in sampling.stop_ids), len(drawn))
         return drawn[:end]
 
-    def _known(self, policy: str) -> None:
+    def _check(self, policy: str) -> None:
         if self.closed:
             raise EngineFailed("the engine is closed")
         if policy not in self.versions:

@@ -44,24 +44,39 @@ class LastDrawn:
     def __init__(self, *, max_batch: int, max_pieces: int, device: torch.device) -> None:
         self.tokens = torch.zeros(max_batch + max_pieces, dtype=torch.int64, device=device)
         self.by_decoder, self.by_prompter = self.tokens[:max_batch], self.tokens[max_batch:]
-        self.place: dict[int, int] = {}
-        """By cache row."""
+        self.place: dict[int, int] = {}  # by cache row
 
 
 Forward = Callable[[Tensor, Paged, Tensor | None], Tensor]
 """(ids, where they go, which of them get logits; None: all) -> logits."""
 
 
-class Decoder:
-    """Decodes with `forward`. Weights may change in place between two blocks; graphs stay valid."""
+class _Passes:
+    """Computes with `forward`. Weights may change in place between passes; graphs stay valid."""
 
     def __init__(
-        self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, max_steps: int, pool: Any
+        self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, pool: Any, rows: int, steps: int
     ) -> None:
+        """`rows`: sequences of the largest pass. `steps`: tokens that it draws for each."""
+        self._forward, self._cache, self._all_tables, self._last, self._pool = forward, cache, tables, last, pool
+        self._tables = torch.zeros((rows, tables.shape[1]), dtype=torch.int32, device=tables.device)
+        drawn = (steps, rows)
+        self._outputs = StagingBuffer(tables.device, tokens=(drawn, torch.int64), logprobs=(drawn, torch.float32))
+        self._tokens, self._logprobs = self._outputs.device.values()
+        self._constants = kernels.noise_constants(tables.device)
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+
+    def _draw(self, logits: Tensor, temperatures: Tensor, origins: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return kernels.draw(
+            logits, temperatures=temperatures, origins=origins, positions=positions, constants=self._constants
+        )
+
+
+class Decoder(_Passes):
+    def __init__(self, forward: Forward, *, tables: Tensor, last: LastDrawn, max_steps: int, **shared: Any) -> None:
         device, max_batch = tables.device, len(last.by_decoder)
-        self._forward, self._cache, self._all_tables, self._pool = forward, cache, tables, pool
-        self._last, self._ids = last, last.by_decoder
-        self._max_batch, self._max_steps = max_batch, max_steps
+        super().__init__(forward, tables=tables, last=last, rows=max_batch, steps=max_steps, **shared)
+        self._ids, self._max_batch, self._max_steps = last.by_decoder, max_batch, max_steps
         self._numbers = torch.arange(max_batch, device=device)
         whole, real = ((max_batch,), torch.int64), ((max_batch,), torch.float32)
         self._inputs = StagingBuffer(
@@ -70,17 +85,10 @@ class Decoder:
         self._inputs.host["temperatures"][:] = 1.0
         self._inputs.upload()
         self._sources, self._positions, self._origins, self._rows, self._temperatures = self._inputs.device.values()
-        self._tables = torch.zeros((max_batch, tables.shape[1]), dtype=torch.int32, device=device)
         self._step = torch.zeros(1, dtype=torch.int64, device=device)
-        block = (max_steps, max_batch)
-        self._outputs = StagingBuffer(device, tokens=(block, torch.int64), logprobs=(block, torch.float32))
-        self._tokens, self._logprobs = self._outputs.device.values()
-        self._constants = kernels.noise_constants(device)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._held: tuple[int, ...] = ()
         """The cache rows of the last block, whose inputs are still on the device."""
-        self.tables_changed = False
-        """Rows have other pages than at the last block."""
+        self.tables_changed = False  # rows have other pages than at the last block
 
     def launch(self, chunks: Sequence[Chunk]) -> Collect:
         """Draws `steps` tokens for each chunk, all of which decode."""
@@ -127,7 +135,6 @@ class Decoder:
         self._held, self.tables_changed = rows, False
 
     def warm(self) -> bool:
-        """Captures one more graph; False when all are captured."""
         return _warm(self._graph, self._graphs, size=bucket, most=self._max_batch)
 
     def _graph(self, size: int) -> torch.cuda.CUDAGraph:
@@ -143,13 +150,7 @@ class Decoder:
         positions = self._positions[:size]
         paged = Paged(self._cache, self._tables[:size], self._numbers[:size], positions)
         logits = self._forward(self._ids[:size], paged, None)
-        tokens, logprobs = kernels.draw(
-            logits,
-            temperatures=self._temperatures[:size],
-            origins=self._origins[:size],
-            positions=positions,
-            constants=self._constants,
-        )
+        tokens, logprobs = self._draw(logits, self._temperatures[:size], self._origins[:size], positions)
         self._tokens[:, :size].index_copy_(0, self._step, tokens[None])
         self._logprobs[:, :size].index_copy_(0, self._step, logprobs[None])
         self._ids[:size].copy_(tokens)
@@ -157,33 +158,23 @@ class Decoder:
         self._step += 1
 
 
-class Prompter:
-    """Computes pieces of prompts with `forward`, at most `max_tokens` at a time."""
+class Prompter(_Passes):
+    """At most `max_tokens` at a time."""
 
-    def __init__(
-        self, forward: Forward, *, cache: PagedCache, tables: Tensor, last: LastDrawn, max_tokens: int, pool: Any
-    ) -> None:
-        device, max_pieces = tables.device, len(last.by_prompter)
-        self._forward, self._cache, self._all_tables, self._pool = forward, cache, tables, pool
-        self._last, self._max_pieces = last, max_pieces
-        self._max_blocks = -(-max_tokens // kernels.ROWS) + max_pieces
+    def __init__(self, forward: Forward, *, tables: Tensor, last: LastDrawn, max_tokens: int, **shared: Any) -> None:
+        max_pieces = len(last.by_prompter)
+        super().__init__(forward, tables=tables, last=last, rows=max_pieces, steps=1, **shared)
+        self._max_tokens, self._max_pieces = max_tokens, max_pieces
         self._inputs = StagingBuffer(
-            device,
+            tables.device,
             columns=((3, max_tokens), torch.int64),  # ids, positions and rows of tokens
-            blocks=((3, self._max_blocks), torch.int64),
+            blocks=((3, -(-max_tokens // kernels.ROWS) + max_pieces), torch.int64),
             each=((3, max_pieces), torch.int64),  # cache rows, kept tokens and noise of pieces
             temperatures=((max_pieces,), torch.float32),
         )
         self._inputs.host["temperatures"][:] = 1.0
         self._inputs.upload()
         self._columns, self._blocks, self._each, self._temperatures = self._inputs.device.values()
-        self._tables = torch.zeros((max_pieces, tables.shape[1]), dtype=torch.int32, device=device)
-        each = (max_pieces,)
-        self._outputs = StagingBuffer(device, tokens=(each, torch.int64), logprobs=(each, torch.float32))
-        self._tokens, self._logprobs = self._outputs.device.values()
-        self._constants = kernels.noise_constants(device)
-        self._max_tokens = max_tokens
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def launch(self, chunks: Sequence[Chunk]) -> Collect:
         """Draws a token for each chunk that samples."""
@@ -200,7 +191,7 @@ class Prompter:
         wait = self._outputs.download()
 
         def collect() -> list[Drawn]:
-            tokens, logprobs = (part[:num].tolist() for part in wait().values())
+            tokens, logprobs = (part[0, :num].tolist() for part in wait().values())
             return [((token,), (logprob,)) for token, logprob in zip(tokens, logprobs, strict=True)]
 
         return collect
@@ -256,15 +247,10 @@ class Prompter:
     def _one_pass(self, size: int) -> None:
         _, keep, origins = self._each
         logits = self._forward(self._columns[0, :size], self._paged(size), keep)
-        tokens, logprobs = kernels.draw(
-            logits,
-            temperatures=self._temperatures,
-            origins=origins,
-            positions=self._columns[1].index_select(0, keep),
-            constants=self._constants,
-        )
-        self._tokens.copy_(tokens)
-        self._logprobs.copy_(logprobs)
+        positions = self._columns[1].index_select(0, keep)
+        tokens, logprobs = self._draw(logits, self._temperatures, origins, positions)
+        self._tokens.copy_(tokens[None])
+        self._logprobs.copy_(logprobs[None])
         self._last.by_prompter.copy_(tokens)
 
 
@@ -278,7 +264,7 @@ def tokens_bucket(num: int, *, most: int) -> int:
 
 
 def _warm(capture: Callable[[int], object], captured: Container[int], *, size: Callable[..., int], most: int) -> bool:
-    """Captures the largest missing size: its memory serves the smaller ones too."""
+    """Captures the largest missing size, whose memory serves the smaller ones too; False: none."""
     sizes = [size(1, most=most)]
     while sizes[-1] < most:
         sizes.append(size(sizes[-1] + 1, most=most))

@@ -36,14 +36,12 @@ class LinkedEngine:
 
 
 def engine_handlers(engine: Callable[[], Engine]) -> dict[str, Handler]:
-    """The engine's side. `engine` is called with each request, because a process may start before the engine."""
+    """The engine's side. `engine` is called at each request: a process may start before it."""
 
     async def generate(request: Generate) -> Completion:
         return await engine().generate(
             request.ids, sampling=request.sampling, session_id=request.session_id, policy=request.policy
         )
 
-    async def release(session_id: str) -> None:
-        await engine().release(session_id)
-
-    return {"generate": Handler(Generate, generate), "release": Handler(str, release)}
+    release = Handler(str, lambda session_id: engine().release(session_id))
+    return {"generate": Handler(Generate, generate), "release": release}

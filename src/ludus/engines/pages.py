@@ -14,13 +14,11 @@ class Pages:
     def __init__(self, *, count: int, tokens: int, num_rows: int) -> None:
         """`count` pages of `tokens` tokens each."""
         self.count, self.tokens = count, tokens
-        self.num_pinned = 0
-        """Pages held by at least one running row, which cannot be evicted."""
+        self.num_pinned = 0  # pages held by at least one running row, which cannot be evicted
         self._free = list(range(count, 0, -1))
         self._held: list[list[int]] = [[] for _ in range(num_rows)]
         self._holders = [0] * (count + 1)
-        self._runners = [0] * (count + 1)
-        """By page, how many of its holders are running."""
+        self._runners = [0] * (count + 1)  # by page, how many of its holders are running
         self._running: set[int] = set()
         self._changed: set[int] = set()
 
@@ -52,8 +50,6 @@ class Pages:
     def grow(self, row: int, tokens: int) -> None:
         """Takes the missing pages; the caller has checked that as many are free."""
         lacking = self.missing(row, tokens)
-        if not lacking:
-            return
         assert lacking <= len(self._free), f"{lacking} pages wanted, {len(self._free)} free"
         taken = [self._free.pop() for _ in range(lacking)]
         self._held[row] += taken

@@ -24,16 +24,14 @@ class CacheRow:
 
     index: int
     policy: str = ""
-    version: int | None = None
-    """None: empty, or computed under more than one version."""
+    version: int | None = None  # None: empty, or computed under more than one version
     ids: list[int] = field(default_factory=list)
     length: int = 0
     session_id: str | None = None
     """The session whose next turn it is kept for. None: any request may take it or copy from it."""
     busy: bool = False
     used: int = 0
-    keys: list[int] = field(default_factory=list)
-    """Its entries in the prefix index."""
+    keys: list[int] = field(default_factory=list)  # its entries in the prefix index
 
 
 @dataclass(slots=True, eq=False)
@@ -45,8 +43,7 @@ class Request:
     session_id: str
     policy: str = CURRENT
     num_prompt: int = field(init=False)
-    origin: int = field(init=False)
-    """Of its noise, see noise.py."""
+    origin: int = field(init=False)  # of its noise, see noise.py
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     row: CacheRow | None = None
@@ -58,10 +55,6 @@ class Request:
 
     def __post_init__(self) -> None:
         self.num_prompt, self.origin = len(self.ids), noise_origin(self.sampling.seed)
-
-    @property
-    def num_sampled(self) -> int:
-        return len(self.logprobs)
 
     def over_after(self, tokens: Sequence[int]) -> int | None:
         """Index of the last token of the completion among the next `tokens`; None: it continues."""
@@ -117,8 +110,7 @@ class Chunk:
 
     @property
     def decodes(self) -> bool:
-        """Continues from the last drawn token. The last piece of a prompt may also be one token, or
-        be cut to one: only a chunk that samples can continue."""
+        """Continues from the last drawn token; a piece of a prompt may also be one token."""
         return self.samples and len(self.ids) == 1
 
     @property

@@ -22,36 +22,32 @@ from ludus.engines.sample import draw, log_softmax
 from ludus.errors import ConfigError, EngineFailed, border, nearest
 from ludus.models.attention.cached import KeyValueCache, Layout, Piece, Shape
 from ludus.models.layers.inference import use_inference_layers
-from ludus.models.serving import forward, serve
+from ludus.models.serving import Replay, forward, serve
+from ludus.models.transfer import fetched, placed
 from ludus.types import CURRENT
 
 
 class Policies:
     """Weights of one architecture under several names. Owns `model`, the policy `current`."""
 
-    overlaps = False
-    """Whether a launched pass is computed while the host continues."""
+    overlaps = False  # whether a launched pass is computed while the host continues
 
     def __init__(self, model: PreTrainedModel, *, num_rows: int, max_tokens: int) -> None:
-        model.requires_grad_(False)
-        self._inference_layers = serve(model, max_tokens=max_tokens)
-        self._take(model)
-        with border(
-            ConfigError,
-            f"no memory for a cache of {num_rows} sequences of {max_tokens} tokens; lower engine.max_cached or "
-            "rollout.max_tokens",
-        ):
+        self._take(model, max_tokens=max_tokens)
+        size = f"{num_rows} sequences of {max_tokens} tokens"
+        with border(ConfigError, f"no memory for a cache of {size}; lower engine.max_cached or rollout.max_tokens"):
             self.cache = KeyValueCache(
                 Shape.of(model), rows=num_rows, length=max_tokens, dtype=self.dtype, device=self.device
             )
-        self.most_scored: float = math.inf
-        """Tokens that `score` takes at once."""
+        self.most_scored: float = math.inf  # tokens that `score` takes at once
 
     def at_home(self) -> AbstractContextManager[object]:
         """The context of the engine's thread: its kernels run on the device of the weights."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
-    def _take(self, model: PreTrainedModel) -> None:
+    def _take(self, model: PreTrainedModel, *, max_tokens: int, replay: Replay | None = None) -> None:
+        model.requires_grad_(False)
+        self._inference_layers = serve(model, max_tokens=max_tokens, replay=replay)
         self._models = {CURRENT: model}
         self.dtype, self.device = model.dtype, model.device
         self.vocab_size: int = model.config.get_text_config().vocab_size
@@ -94,10 +90,6 @@ class Policies:
 
     def launch(self, planned: Pass) -> Collect:
         """Computes the chunks, and draws tokens with their logprobs for those that sample."""
-        drawn = self._run(planned)
-        return lambda: drawn
-
-    def _run(self, planned: Pass) -> list[Drawn]:
         assert planned.steps == 1, "several tokens at a time need a graph"
         sampling = [chunk for chunk in planned.chunks if chunk.samples]
         pieces = [Piece(chunk.row, chunk.start, chunk.width) for chunk in planned.chunks]
@@ -108,20 +100,24 @@ class Policies:
         keep = None if len(places) == len(ids) else torch.tensor(places, dtype=torch.long, device=self.device)
         logits = forward(self._models[planned.policy], ids, layout=layout, keep=keep)
         if not sampling:
-            return []
+            return list
         draws = [(chunk.request, chunk.end + i) for chunk in sampling for i in range(len(chunk.draft) + 1)]
         uniforms = [uniform(request.origin, position) for request, position in draws]
         temperatures = [request.sampling.temperature for request, _ in draws]
         drawn = iter(draw(logits, temperatures=temperatures, uniforms=uniforms))
-        return [_accepted(chunk.draft, list(islice(drawn, len(chunk.draft) + 1))) for chunk in sampling]
+        accepted = [_accepted(chunk.draft, list(islice(drawn, len(chunk.draft) + 1))) for chunk in sampling]
+        return lambda: accepted
 
     def score(self, ids: Sequence[int], *, policy: str, temperature: float) -> list[float]:
-        packed = torch.tensor(ids, device=self.device)
-        layout = Layout([Piece(None, 0, len(ids))], cache=None, dtype=self.dtype, device=self.device)
-        logits = forward(self.model(policy), packed, layout=layout)[:-1]
+        logits = self._logits(ids, policy=policy)[:-1]
         logprobs = log_softmax(logits, temperatures=[temperature] * len(logits))
-        scores: list[float] = logprobs.gather(-1, packed[1:, None])[:, 0].tolist()
+        chosen = logprobs.gather(-1, placed(torch.tensor(ids[1:]), self.device)[:, None])[:, 0]
+        scores: list[float] = fetched(chosen).tolist()
         return scores
+
+    def _logits(self, ids: Sequence[int], *, policy: str) -> Tensor:
+        layout = Layout([Piece(None, 0, len(ids))], cache=None, dtype=self.dtype, device=self.device)
+        return forward(self.model(policy), torch.tensor(ids, device=self.device), layout=layout)
 
     def install(self, policy: str, tensors: Mapping[str, Tensor]) -> None:
         """Copies `tensors`, which `check` found complete, in one operation: nothing is generated
@@ -141,22 +137,19 @@ class Policies:
                 "Nothing was loaded; publish the whole state dict of the same architecture."
             )
         for names, weight in weights:
-            self._check_weight([name for name in names if name in tensors], weight, tensors, version=version)
-
-    def _check_weight(self, names: list[str], weight: Tensor, tensors: Mapping[str, Tensor], *, version: int) -> None:
-        for name in names:
-            got, expected = tuple(tensors[name].shape), tuple(weight.shape)
-            if got != expected:
-                raise EngineFailed(
-                    f"version {version}: {name} has shape {got}, expected {expected}. Nothing was loaded."
-                )
-            if name != names[0] and not torch.allclose(
-                tensors[name], tensors[names[0]], rtol=0, atol=0, equal_nan=True
-            ):
-                raise EngineFailed(
-                    f"version {version}: {names[0]} and {name} are one weight in the engine's model, but differ. "
-                    "Nothing was loaded; publish from a model that ties them too."
-                )
+            first, *others = [name for name in names if name in tensors]
+            for name in (first, *others):
+                got, expected = tuple(tensors[name].shape), tuple(weight.shape)
+                if got != expected:
+                    raise EngineFailed(
+                        f"version {version}: {name} has shape {got}, expected {expected}. Nothing was loaded."
+                    )
+            for name in others:
+                if not torch.allclose(tensors[name], tensors[first], rtol=0, atol=0, equal_nan=True):
+                    raise EngineFailed(
+                        f"version {version}: {first} and {name} are one weight in the engine's model, but differ. "
+                        "Nothing was loaded; publish from a model that ties them too."
+                    )
 
 
 def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
@@ -169,8 +162,7 @@ def named_weights(model: PreTrainedModel) -> list[tuple[list[str], Tensor]]:
 
 def _drawn_places(chunks: Sequence[Chunk]) -> list[int]:
     """Where tokens are drawn: after the last token of a sampling chunk, and all of its draft."""
-    places: list[int] = []
-    first = 0
+    places, first = list[int](), 0
     for chunk in chunks:
         if chunk.samples:
             places += range(first + chunk.count - 1, first + chunk.width)

@@ -1,23 +1,22 @@
 """What the embedded engine does next: pure decisions, no torch. Promise: requests are served in
 order, and what was cached under one policy version never serves a request that began under another.
 
-A cache row holds the keys and values of one sequence. A session keeps its row between turns, so
-that its next prompt computes only what is new. A first prompt copies its prefix from another row of
-the same policy and version: siblings of a group share all of it, sessions of one environment most
-of it. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may overlap: a
-request whose chunks have not been advanced yet can only continue to decode, from tokens that are
-still unknown. If one of them turns out to be the last, what was planned after it is wasted.
+A cache row holds the keys and values of one sequence. A session keeps its row between turns, so its
+next prompt computes only what is new. A first prompt copies its prefix from another row of the same
+policy and version. The engine's loop is: `plan`, carry it out, `advance` each chunk. Plans may
+overlap: a request with chunks in flight can only continue to decode, from tokens that are still
+unknown. If one of them turns out to be the last, what was planned after it is wasted.
 
-With `pages` a row holds as many as its tokens need and takes more as it grows; rows share the full
-pages of a common prefix. When no page is free, sessions between two turns lose their cache, the
-least recently used first; then the youngest running request is preempted: it returns to the head of
-the queue with all its tokens and is computed again. The oldest is never preempted, so all end.
+With `pages` a row holds as many as its tokens need; rows share the full pages of a common prefix.
+When no page is free, sessions between two turns lose their cache, the least recently used first;
+then the youngest running request is preempted: it returns to the head of the queue with all its
+tokens and is computed again. The oldest is never preempted, so all end.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Literal
@@ -59,10 +58,8 @@ class Schedule:
     ) -> None:
         assert max_running <= num_rows, f"{max_running} running sequences need as many cache rows, got {num_rows}"
         self.rows = [CacheRow(index) for index in range(num_rows)]
-        self._unclaimed = list(range(num_rows))
-        """Idle rows that belong to no session, as a heap."""
-        self._kept: dict[str, list[CacheRow]] = {}
-        """By session, the rows that belong to it."""
+        self._unclaimed = list(range(num_rows))  # idle, of no session; a heap
+        self._kept: dict[str, list[CacheRow]] = {}  # by session
         self._prefixes = PrefixIndex()
         self.row_tokens, self.max_running, self.prefill_tokens = row_tokens, max_running, prefill_tokens
         self.deterministic, self.decode_steps = deterministic, decode_steps
@@ -75,12 +72,9 @@ class Schedule:
         self.versions: dict[str, int] = {}
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.num_reused = 0
-        """Prompt tokens that a row already held."""
-        self.num_preempted = 0
-        self.num_drafted = self.num_kept = 0
-        """Draft tokens computed, and those of them that were then drawn."""
-        self._clock = 0
+        self.num_reused = self.num_preempted = self.num_drafted = self.num_kept = self._clock = 0
+        """Prompt tokens that a row already held, preempted requests, draft tokens computed, and
+        those of them that were then drawn."""
 
     # ----------------------------------------------------------------------------- events
 
@@ -98,8 +92,7 @@ class Schedule:
             )
 
     def loaded(self, policy: str, *, version: int) -> None:
-        """`policy` has new weights. Running requests keep their cache, which nobody else may read.
-        Idle rows keep theirs, now of an old version, until the room is needed."""
+        """Running requests keep their cache, which nobody else may read; idle rows until needed."""
         self.versions[policy] = version
         for request in self.running:
             row = request.row
@@ -139,8 +132,7 @@ class Schedule:
     # ----------------------------------------------------------------------------- one iteration
 
     def plan(self) -> Plan:
-        followers = [request for request in self.running if request.leader is not None]
-        copies = [copy for request in followers if (copy := self._follow(request))]
+        copies = [copy for request in self.running if request.leader and (copy := self._follow(request))]
         admitted = []
         while self.waiting and len(self.running) < self.max_running:
             request = self.waiting[0]
@@ -290,16 +282,11 @@ class Schedule:
         return Span(source.index, count, last), Span(target.index, count, mine)
 
     def _free_row(self) -> CacheRow:
-        """The lowest row without a session, to keep running rows together; else the oldest.
-
-        A session whose next turn is already waiting goes last, and of those the one furthest back:
-        cycling through more sessions than rows would otherwise evict each just before it is needed.
-        """
+        """The lowest row without a session, to keep running rows together; else the least worth:
+        cycling through more sessions than rows must not evict each just before it is needed."""
         if self._unclaimed:
             return self.rows[heappop(self._unclaimed)]
-        idle = [row for row in self.rows if not row.busy]
-        place = {request.session_id: i for i, request in enumerate(self.waiting)}
-        return min(idle, key=lambda row: self._worth(row, place))
+        return min((row for row in self.rows if not row.busy), key=self._worth())
 
     def _best_source(self, request: Request, *, at_least: int, known: Sequence[int]) -> tuple[CacheRow | None, int]:
         """The lowest row with the longest prefix. `known`: keys of the prompt's first blocks."""
@@ -364,12 +351,11 @@ class Schedule:
         assert self.pages is not None
         if self.pages.num_free >= wanted:
             return
-        place = {request.session_id: i for i, request in enumerate(self.waiting)}
         idle = [row for row in self.rows if not row.busy and row not in sparing and self.pages.num_held(row.index)]
         for row in idle:
             if self._is_old(row):
                 self._forget(row)
-        for row in sorted(idle, key=lambda s: self._worth(s, place)):
+        for row in sorted(idle, key=self._worth()):
             if self.pages.num_free >= wanted:
                 return
             self._forget(row)
@@ -377,12 +363,17 @@ class Schedule:
     def _is_old(self, row: CacheRow) -> bool:
         return row.version != self.versions.get(row.policy)
 
-    def _worth(self, row: CacheRow, place: Mapping[str, int]) -> tuple[int, int]:
+    def _worth(self) -> Callable[[CacheRow], tuple[int, int]]:
         """Order of eviction: rows without a session or of an old version, then sessions that may
         come back, then those that wait, the last in the queue first."""
-        if row.session_id is None or self._is_old(row):
-            return 0, row.used
-        return (2, -place[row.session_id]) if row.session_id in place else (1, row.used)
+        place = {request.session_id: i for i, request in enumerate(self.waiting)}
+
+        def worth(row: CacheRow) -> tuple[int, int]:
+            if row.session_id is None or self._is_old(row):
+                return 0, row.used
+            return (2, -place[row.session_id]) if row.session_id in place else (1, row.used)
+
+        return worth
 
     def _grown(self, request: Request, tokens: int) -> bool:
         """Takes pages for `tokens`, preempting younger requests if needed; what they have in flight
@@ -390,17 +381,17 @@ class Schedule:
         if self.pages is None or request.row is None:
             return request.row is not None
         index = request.row.index
-        if not self.pages.missing(index, tokens):
-            return True
-        while self.pages.missing(index, tokens) > self.pages.num_free:
-            self._evict(self.pages.missing(index, tokens), sparing=())
-            if self.pages.missing(index, tokens) <= self.pages.num_free:
+        missing = self.pages.missing(index, tokens)
+        while missing > self.pages.num_free:
+            self._evict(missing, sparing=())
+            if missing <= self.pages.num_free:
                 break
             youngest = self.running[-1]
             self._preempt(youngest)
             if youngest is request:
                 return False
-        self.pages.grow(index, tokens)
+        if missing:
+            self.pages.grow(index, tokens)
         return True
 
     def _preempt(self, request: Request) -> None:
@@ -427,8 +418,7 @@ class Schedule:
             by_policy.setdefault(chunk.request.policy, []).append(chunk)
         apart = self.decode_steps > 1
         for policy, mine in by_policy.items():
-            decode: list[Chunk] = []
-            prompts: list[Chunk] = []
+            decode, prompts = list[Chunk](), list[Chunk]()
             for chunk in mine:
                 (decode if (chunk.decodes if apart else chunk.width == 1) else prompts).append(chunk)
             decode.sort(key=_ROW)
@@ -455,17 +445,16 @@ class Schedule:
             if missing > 1:
                 budget -= count
             ids = request.ids[row.length : row.length + count]
-            samples = count == missing
             draft: tuple[int, ...] = ()
-            if samples and self.speculator:
+            if self.speculator and count == missing:
                 longest, stop_ids = self._longest_draft(request), request.sampling.stop_ids
                 draft = self.speculator.draft(request.ids, most=longest, stop_ids=stop_ids)
-            yield Chunk(request, row.index, row.length, ids, samples, draft, steps)
+            yield Chunk(request, row.index, row.length, ids, count == missing, draft, steps)
 
     def _next_block(self, request: Request, row: CacheRow) -> Iterator[Chunk]:
         """The chunk after those in flight, unless these are certain to end the request."""
         last = request.in_flight[-1]
-        drawn = request.num_sampled + sum(chunk.steps for chunk in request.in_flight)
+        drawn = len(request.logprobs) + sum(chunk.steps for chunk in request.in_flight)
         if self.decode_steps == 1 or not last.samples or drawn >= request.sampling.max_tokens:
             return
         start = last.end + last.steps - 1
@@ -474,4 +463,4 @@ class Schedule:
 
     def _longest_draft(self, request: Request) -> int:
         """Nothing is computed behind the last token that may be sampled."""
-        return min(LONGEST, request.sampling.max_tokens - request.num_sampled - 1) if self.speculator else 0
+        return min(LONGEST, request.sampling.max_tokens - len(request.logprobs) - 1) if self.speculator else 0

@@ -9,7 +9,6 @@ time: the host can write the next while the last is on its way.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor
 
 ALIGNED = 256
 """Bytes. Kernels are specialised on alignment; a tensor of its own would be aligned like this."""
-_NUMPY: dict[torch.dtype, Any] = {torch.int64: np.int64, torch.int32: np.int32, torch.float32: np.float32}
 
 
 class StagingBuffer:
@@ -32,11 +30,8 @@ class StagingBuffer:
             name: (start, size, shape, dtype)
             for (name, (shape, dtype)), start, size in zip(parts.items(), [0, *ends], sizes, strict=False)
         }
-        self.device: dict[str, Tensor] = {
-            name: self._there[start : start + size].view(dtype).view(shape)
-            for name, (start, size, shape, dtype) in self._places.items()
-        }
-        self.host = self._split(self._here)
+        self.device = self._split(self._there)
+        self.host = {name: part.numpy() for name, part in self._split(self._here).items()}
 
     def upload(self) -> None:
         self._there.copy_(self._here.pin_memory() if self._on_gpu else self._here, non_blocking=True)
@@ -53,13 +48,12 @@ class StagingBuffer:
         def wait() -> dict[str, np.ndarray]:
             if arrived is not None:
                 arrived.synchronize()
-            return self._split(here)
+            return {name: part.numpy() for name, part in self._split(here).items()}
 
         return wait
 
-    def _split(self, whole: Tensor) -> dict[str, np.ndarray]:
-        array = whole.numpy()
+    def _split(self, whole: Tensor) -> dict[str, Tensor]:
         return {
-            name: array[start : start + size].view(_NUMPY[dtype]).reshape(shape)
+            name: whole[start : start + size].view(dtype).view(shape)
             for name, (start, size, shape, dtype) in self._places.items()
         }

@@ -17,15 +17,14 @@ from ludus.models.layers.inference import has_inference_layers, logits, restore_
 def forward(model: PreTrainedModel, ids: Tensor, *, layout: Layout, keep: Tensor | None = None) -> Tensor:
     """Logits (len(keep), vocabulary) after the tokens `keep` of `ids`; None: after all."""
     if has_inference_layers(model):
-        return logits(model, ids, positions=layout.positions, place=layout, keep=keep)
-    return own_forward(model, ids, positions=layout.positions, keep=keep, layout=layout)
+        return logits(model, ids, place=layout, keep=keep)
+    return own_forward(model, ids, place=layout, keep=keep)
 
 
-def own_forward(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, keep: Tensor | None, **place: Any) -> Tensor:
+def own_forward(model: PreTrainedModel, ids: Tensor, *, place: Any, keep: Tensor | None) -> Tensor:
     """As `forward`, by Transformers' own code. `place` is passed on to the attention function."""
-    kept = 0 if keep is None else keep
-    output = model(input_ids=ids[None], position_ids=positions[None], use_cache=False, logits_to_keep=kept, **place)
-    plain: Tensor = output.logits[0]
+    options = {"position_ids": place.positions[None], "logits_to_keep": 0 if keep is None else keep, "place": place}
+    plain: Tensor = model(input_ids=ids[None], use_cache=False, **options).logits[0]
     return plain
 
 
@@ -33,11 +32,15 @@ Replay = Callable[[PreTrainedModel, Tensor], Tensor]
 """Computes the logits of a few ids by an engine's own path."""
 
 
-def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, replay: Replay | None = None) -> bool:
+def serve(model: PreTrainedModel, *, max_tokens: int, replay: Replay | None = None) -> bool:
     """Switches `model` to cached attention in place, and to inference layers where they give the
+<<<<<<< HEAD
     same numbers; returns whether they do.
 
     Raises ConfigError with the reason where cached attention would change the model's numbers."""
+=======
+    same numbers; returns whether they do. Raises ConfigError where attention would change them."""
+>>>>>>> m2
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
         raise ConfigError(f"{_name(model)} cannot run in the embedded engine: {reason}; {remedy}")
@@ -46,7 +49,7 @@ def serve(model: PreTrainedModel, *, max_tokens: int, attention: str = NAME, rep
         ids = torch.arange(1, 9, device=model.device) % model.config.get_text_config().vocab_size
         model.set_attn_implementation("eager")
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
-        model.set_attn_implementation(attention)
+        model.set_attn_implementation(NAME)
         tolerance = 1e-3 if model.dtype == torch.float32 else 5e-2
         if use_inference_layers(model):
             if _gap(model, ids, expected, replay=replay or _replay) <= tolerance:

@@ -1,5 +1,5 @@
-"""Attention over the engine's key-value cache on a CPU, as a plug-in of Transformers' modules.
-Promise: a cached continuation equals a plain full forward pass.
+"""Attention over the engine's key-value cache on a CPU, and the plug-in of Transformers' modules
+for this cache and the paged one. Promise: a cached continuation equals a plain forward pass.
 
 One pass takes tokens of many sequences side by side: first one token of each sequence that decodes,
 then pieces of prompts. `attend` writes new keys and values to the sequences' cache rows; every
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AttentionInterface, PreTrainedModel
 
 NAME = "ludus_cached"
@@ -56,8 +56,7 @@ class Shape:
     layers: int
     heads: int
     head_dim: int
-    group: int
-    """Query heads that share one head of keys and values."""
+    group: int  # query heads that share one head of keys and values
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Shape:
@@ -136,8 +135,11 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 
 class Layout:
     """Where the tokens of one forward pass go and what they see; made once, used by every layer.
+    <<<<<<< HEAD
 
-    Pieces that decode (one token each, with a row) come first and in row order, then the others."""
+    =======
+    >>>>>>> m2
+        Pieces that decode (one token each, with a row) come first and in row order, then the others."""
 
     def __init__(
         self, pieces: Sequence[Piece], *, cache: KeyValueCache | None, dtype: torch.dtype, device: torch.device
@@ -227,7 +229,7 @@ class Layout:
     def attended(self, query: Tensor, key: Tensor, value: Tensor, *, layer: int, scaling: float) -> Tensor:
         """(tokens, heads, head_dim) each -> (tokens, query heads, head_dim)."""
         num, heads, head_dim = key.shape
-        query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, query heads of each, head_dim)
+        query = query.reshape(num, heads, -1, head_dim)  # (tokens, heads, group, head_dim)
         if self.cache is not None:
             self.cache.write(layer, self.places, key.reshape(-1, head_dim), value.reshape(-1, head_dim))
         if not self.begun and not self.continued:
@@ -277,12 +279,14 @@ def cover(decoding: Iterable[tuple[int, int]], *, call_tokens: int) -> list[Rang
 
 
 def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, layout: Layout, **__: Any
+    module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, place: Any, **__: Any
 ) -> tuple[Tensor, None]:
-    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
+    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it.
+    `place`, a Layout or a Paged, knows where keys and values go and what each token sees."""
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return layout.attended(query, key, value, layer=layer, scaling=scaling)[None], None
+    if value.is_cuda:  # as the kernels of paged.py take them
+        query, key, value = (x.contiguous().to(value.dtype) for x in (query, key, value))
+    return place.attended(query, key, value, layer=module.layer_idx, scaling=scaling)[None], None
 
 
 def _decode(query: Tensor, *, layer: int, scaling: float, layout: Layout) -> Tensor:

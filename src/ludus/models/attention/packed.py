@@ -1,7 +1,7 @@
 """Attention for training on packed rows: many sequences side by side, each blind to the others.
 
     use_packed_attention(model)
-    model(input_ids=ids_1N, position_ids=positions_1N, segments=Segments.of([5, 3, 9]), use_cache=False)
+    model(ids_1N, position_ids=positions_1N, segments=Segments.of([5, 3, 9]), use_cache=False)
 
 Promise: logprobs and gradients are those of each sequence alone. What it cannot do (a sliding
 window shorter than a sequence, soft-capped scores, sinks) raises ConfigError.
@@ -123,27 +123,21 @@ def _looped(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, se
 
 def _branches(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:
     """As `_looped`, but only tokens that are not shared with the sequence before are queries."""
-    assert segments.own is not None, "made for a CPU"
+    own = segments.own
+    assert own is not None, "made for a CPU"
     assert segments.past is not None, "made for a CPU"
     past = segments.past.to(query.dtype)
+    masks = [past[length - num : length, :length] for length, num in zip(segments.lengths, own, strict=True)]
     keys, values = (tensor.split(segments.lengths, dim=2) for tensor in (key, value))
-    grouped = query.shape[1] != key.shape[1]
-    parts = [
-        F.scaled_dot_product_attention(
-            q, k, v, attn_mask=past[n - own : n, :n], scale=scaling, enable_gqa=grouped
-        ).transpose(1, 2)
-        for q, k, v, n, own in zip(
-            query.split(segments.own, dim=2), keys, values, segments.lengths, segments.own, strict=True
-        )
-        if own
-    ]
-    return torch.cat(parts, dim=1)
+    pieces = zip(query.split(own, dim=2), keys, values, masks, strict=True)
+    return torch.cat([_causal(q, k, v, scaling, mask) for q, k, v, mask in pieces if len(mask)], dim=1)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
-    out = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-    return out.transpose(1, 2)  # (B, N, heads, head_dim)
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, mask: Tensor | None = None) -> Tensor:
+    """(B, N, heads, head_dim). `mask`: the causal one, where queries do not begin with the keys."""
+    options: dict[str, Any] = {"scale": scaling, "enable_gqa": query.shape[1] != key.shape[1]}
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
+    return out.transpose(1, 2)
 
 
 def _flash(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: Segments) -> Tensor:

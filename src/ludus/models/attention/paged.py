@@ -1,5 +1,5 @@
-"""Attention over the engine's paged cache on a GPU, as a plug-in of Transformers' modules. Promise:
-a cached continuation equals a plain full forward pass.
+"""Attention over the engine's paged cache on a GPU, called by `attend` of cached.py. Promise: a
+cached continuation equals a plain full forward pass.
 
 Keys and values live in pages of 64 tokens; a table lists the pages of each sequence. One forward
 pass takes either one token each of many sequences, or pieces of prompts that see what precedes
@@ -10,16 +10,13 @@ belongs to nobody: the padding of a batch is written there.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface
+from torch import Tensor
 
 from ludus.models.attention.cached import Shape
 from ludus.models.kernels import inference as kernels
 
-NAME = "ludus_paged"
 PAGE = 64
 """Tokens of a page, which one program of the attention kernels reads at a time."""
 
@@ -77,16 +74,3 @@ def blocks_of(counts: list[int]) -> list[tuple[int, int, int]]:
         blocks += [(sequence, row, end) for row in range(first, end, kernels.ROWS)]
         first = end
     return blocks
-
-
-def attend(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, scaling: float, paged: Paged, **__: Any
-) -> tuple[Tensor, None]:
-    """(1, heads, tokens, head_dim) -> (1, tokens, heads, head_dim), as Transformers calls it."""
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    query, key, value = (x[0].transpose(0, 1).contiguous().to(value.dtype) for x in (query, key, value))
-    return paged.attended(query, key, value, layer=layer, scaling=scaling)[None], None
-
-
-# Without a mask function beside it Transformers makes no mask, as `attend` expects.
-AttentionInterface.register(NAME, attend)

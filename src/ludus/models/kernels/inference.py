@@ -210,7 +210,8 @@ def _rms_norm(out, summed, x, added, weight, eps, size, ADDS: tl.constexpr, BLOC
     inside = at < size
     value = tl.load(x + row * size + at, mask=inside, other=0.0)
     if ADDS:
-        value = value + tl.load(added + row * size + at, mask=inside, other=0.0)  # rounded like the residual
+        # rounded like the residual
+        value = value + tl.load(added + row * size + at, mask=inside, other=0.0)
         tl.store(summed + row * size + at, value, mask=inside)
     wide = value.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)

@@ -13,6 +13,7 @@ compares a model with its own forward pass before it uses these. They have no gr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,18 +28,14 @@ _LAYER = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
 
 def use_inference_layers(model: PreTrainedModel) -> bool:
     """Replaces the layers in place. False, with nothing changed, if one is not recognised."""
-    layers: Any = getattr(model.base_model, "layers", None)
-    if not layers or not all(recognised(layer) for layer in layers):
-        return False
+    layers = known_layers(model)
     for layer in layers:
-        layer.self_attn.merged = MergedLinear.of(
-            [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj]
-        )
-        layer.mlp.merged = MergedLinear.of([layer.mlp.gate_proj, layer.mlp.up_proj])
+        for owner, projections in same_input(layer):
+            owner.merged = MergedLinear.of(projections)
         layer.self_attn.__class__ = mixed_in(type(layer.self_attn), _Attention)
         layer.mlp.__class__ = mixed_in(type(layer.mlp), _Mlp)
         layer.__class__ = mixed_in(type(layer), _Layer)
-    return True
+    return bool(layers)
 
 
 def restore_layers(model: PreTrainedModel) -> None:
@@ -48,20 +45,31 @@ def restore_layers(model: PreTrainedModel) -> None:
             module.__class__ = original
 
 
-def recognised(layer: nn.Module) -> bool:
-    if not all(hasattr(layer, name) for name in _LAYER):
-        return False
-    attention: Any = layer.self_attn
-    mlp: Any = layer.mlp
-    parts = all(hasattr(attention, name) for name in _ATTENTION) and all(hasattr(mlp, name) for name in _MLP)
-    extra = {name for name, _ in layer.named_children()} - set(_LAYER)
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+def layers_of(model: PreTrainedModel) -> Sequence[Any]:
+    return getattr(model.base_model, "layers", None) or ()
+
+
+def known_layers(model: PreTrainedModel) -> Sequence[Any]:
+    """The decoder's layers; none if one is not of the Llama kind."""
+    layers = layers_of(model)
+    return layers if all(recognised(layer) for layer in layers) else ()
+
+
+def recognised(layer: Any) -> bool:
     return (
-        parts
-        and not extra
-        and "silu" in type(mlp.act_fn).__name__.lower()
-        and all(hasattr(norm, "variance_epsilon") for norm in norms)
+        {name for name, _ in layer.named_children()} == set(_LAYER)
+        and all(hasattr(layer.self_attn, name) for name in _ATTENTION)
+        and all(hasattr(layer.mlp, name) for name in _MLP)
+        and "silu" in type(layer.mlp.act_fn).__name__.lower()
+        and hasattr(layer.input_layernorm, "variance_epsilon")
+        and hasattr(layer.post_attention_layernorm, "variance_epsilon")
     )
+
+
+def same_input(layer: Any) -> list[tuple[Any, list[Any]]]:
+    """The projections that read the same input, with their owner."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [(attention, [attention.q_proj, attention.k_proj, attention.v_proj]), (mlp, [mlp.gate_proj, mlp.up_proj])]
 
 
 def mixed_in(original: type, mixin: type) -> type:
@@ -100,8 +108,7 @@ class MergedLinear:
 
 class _Attention(nn.Module):
     def attended(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any) -> Tensor:
-        """(tokens, hidden) -> (tokens, heads * head_dim), before the output projection. `place`
-        knows where keys and values go and what each token sees."""
+        """(tokens, hidden) -> (tokens, heads * head_dim), before the output projection."""
         tokens, dim = x.shape[0], self.head_dim
         heads = [projection.out_features // dim for projection in (self.q_proj, self.k_proj, self.v_proj)]
         merged = self.merged(x).view(tokens, -1, dim)
@@ -121,16 +128,11 @@ class _Mlp(nn.Module):
 
 class _Layer(nn.Module):
     def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        layout: Any = None,
-        paged: Any = None,
-        **_: Any,
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], place: Any, **_: Any
     ) -> Tensor:
-        """As Transformers calls it; the engine passes either `layout` or `paged`."""
+        """As Transformers calls it; the engine passes `place`."""
         cos, sin = position_embeddings
-        return self.computed(hidden_states[0], cos[0], sin[0], place=paged if paged is not None else layout)[None]
+        return self.computed(hidden_states[0], cos[0], sin[0], place=place)[None]
 
     def computed(self: Any, x: Tensor, cos: Tensor, sin: Tensor, *, place: Any, rows: Tensor | None = None) -> Tensor:
         """(tokens, hidden) -> (rows, hidden): after attention, only `rows` are computed."""
@@ -142,15 +144,14 @@ class _Layer(nn.Module):
 
 
 def has_inference_layers(model: PreTrainedModel) -> bool:
-    layers: Any = getattr(model.base_model, "layers", None)
-    return bool(layers) and isinstance(layers[0], _Layer)
+    return any(isinstance(layer, _Layer) for layer in layers_of(model))
 
 
-def logits(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, place: Any, keep: Tensor | None) -> Tensor:
+def logits(model: PreTrainedModel, ids: Tensor, *, place: Any, keep: Tensor | None) -> Tensor:
     """(len(keep), vocabulary): the forward pass of a model with inference layers, and no more."""
     decoder: Any = model.base_model
     hidden = decoder.embed_tokens(ids)
-    cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=positions[None]))
+    cos, sin = (x[0] for x in decoder.rotary_emb(hidden, position_ids=place.positions[None]))
     last = len(decoder.layers) - 1
     for number, layer in enumerate(decoder.layers):
         hidden = layer.computed(hidden, cos, sin, place=place, rows=keep if number == last else None)
@@ -160,40 +161,40 @@ def logits(model: PreTrainedModel, ids: Tensor, *, positions: Tensor, place: Any
 # -------------------------------------------------------------- one operation, on either device
 
 
-def _rms_norm(x: Tensor, norm: Any) -> Tensor:
-    if not x.is_cuda:
-        return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
-    from ludus.models.kernels import inference as kernels
+def kernels() -> Any:
+    """Imported on CUDA devices only: they need Triton."""
+    from ludus.models.kernels import inference
 
-    return kernels.rms_norm(x, norm.weight, eps=norm.variance_epsilon)
+    return inference
+
+
+def _rms_norm(x: Tensor, norm: Any) -> Tensor:
+    if x.is_cuda:
+        return kernels().rms_norm(x, norm.weight, eps=norm.variance_epsilon)
+    return F.rms_norm(x, (x.shape[-1],), norm.weight, norm.variance_epsilon)
 
 
 def _add_rms_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
-    if not x.is_cuda:
-        summed = x + added
-        return summed, _rms_norm(summed, norm)
-    from ludus.models.kernels import inference as kernels
-
-    return kernels.add_rms_norm(x, added, norm.weight, eps=norm.variance_epsilon)
+    if x.is_cuda:
+        return kernels().add_rms_norm(x, added, norm.weight, eps=norm.variance_epsilon)
+    summed = x + added
+    return summed, _rms_norm(summed, norm)
 
 
 def _silu_times(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
-    if not x.is_cuda:
-        return F.silu(gate).mul_(up)
-    from ludus.models.kernels import inference as kernels
-
-    return kernels.silu_times(gate, up)
+    return kernels().silu_times(gate, up) if x.is_cuda else F.silu(gate).mul_(up)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The rotary embedding of (tokens, heads, head_dim); cos, sin: (tokens, head_dim)."""
-    if x.is_cuda:
-        from ludus.models.kernels import inference as kernels
+    """(tokens, heads, head_dim); cos, sin: (tokens, head_dim)."""
+    return kernels().rotate(x, cos, sin) if x.is_cuda else rotated(x, cos[:, None], sin[:, None])
 
-        return kernels.rotate(x, cos, sin)
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
+    """The rotary embedding of (..., head_dim) on a CPU; with sign -1 its transpose."""
     half = x.shape[-1] // 2
-    out = x * cos[:, None]
-    out[..., :half].addcmul_(x[..., half:], sin[:, None, :half], value=-1)
-    out[..., half:].addcmul_(x[..., :half], sin[:, None, half:])
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
     return out

@@ -21,19 +21,18 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from ludus.models.layers.inference import MergedLinear, mixed_in, recognised
+from ludus.models.layers.inference import MergedLinear, kernels, known_layers, layers_of, mixed_in, rotated, same_input
 
 
 def use_training_layers(model: PreTrainedModel) -> bool:
     """Replaces the layers in place. False, with nothing changed, if they are not supported."""
-    decoder: Any = model.base_model
-    layers = getattr(decoder, "layers", None)
-    if not _has_device(model) or not layers or not all(recognised(layer) for layer in layers):
+    layers = known_layers(model) if _has_device(model) else ()
+    if not layers:
         return False
     for layer in layers:
         layer.__class__ = mixed_in(type(layer), _Layer)
         layer.self_attn.__class__ = mixed_in(type(layer.self_attn), _Attention)
-    for norm in [module for module in decoder.modules() if hasattr(module, "variance_epsilon")]:
+    for norm in [module for module in model.base_model.modules() if hasattr(module, "variance_epsilon")]:
         norm.__class__ = mixed_in(type(norm), _Norm)
     layers[-1].reads_rows = True
     return True
@@ -50,8 +49,7 @@ def _has_device(model: PreTrainedModel) -> bool:
 
 
 def has_training_layers(model: PreTrainedModel) -> bool:
-    layers: Any = getattr(model.base_model, "layers", None)
-    return bool(layers) and isinstance(layers[0], _Layer)
+    return any(isinstance(layer, _Layer) for layer in layers_of(model))
 
 
 def merge_projections(model: PreTrainedModel) -> None:
@@ -59,21 +57,20 @@ def merge_projections(model: PreTrainedModel) -> None:
     trained: one product each way. Cast or move the weights before: they become views."""
     if not has_training_layers(model) or not _on_gpu(model):
         return
-    layers: Any = model.base_model.layers
-    for layer in layers:
-        attention, mlp = layer.self_attn, layer.mlp
-        for owner, projections in (
-            (attention, [attention.q_proj, attention.k_proj, attention.v_proj]),
-            (mlp, [mlp.gate_proj, mlp.up_proj]),
-        ):
+    for layer in layers_of(model):
+        for owner, projections in same_input(layer):
             if all(type(each) is nn.Linear and each.weight.requires_grad for each in projections):
                 owner.merged = MergedLinear.of(projections)
 
 
-def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
-    from ludus.models.layers.training_gpu import Projected
+def _gpu() -> Any:
+    from ludus.models.layers import training_gpu
 
-    return Projected.apply(x, owner.merged.weight, owner.merged.bias, *_parts(projections))
+    return training_gpu
+
+
+def _projected(x: Tensor, owner: Any, projections: list[Any]) -> Tensor:
+    return _gpu().Projected.apply(x, owner.merged.weight, owner.merged.bias, *_parts(projections))
 
 
 def _parts(projections: list[Any]) -> list[Tensor]:
@@ -95,9 +92,7 @@ class _Layer(nn.Module):
 
 def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
     if _on_gpu(x):
-        from ludus.models.layers.training_gpu import AddRmsNorm
-
-        return AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)
+        return _gpu().AddRmsNorm.apply(x, added, norm.weight, norm.variance_epsilon)
     summed = x + added
     return summed, norm(summed)
 
@@ -105,13 +100,11 @@ def _add_norm(x: Tensor, added: Tensor, norm: Any) -> tuple[Tensor, Tensor]:
 def _mlp(x: Tensor, mlp: Any) -> Tensor:
     if not _on_gpu(x):
         return mlp(x)
-    from ludus.models.layers.training_gpu import SiluTimes
-
     if getattr(mlp, "merged", None) is not None:
         parts: tuple[Tensor, ...] = (_projected(x, mlp, [mlp.gate_proj, mlp.up_proj]),)
     else:
         parts = (mlp.gate_proj(x), mlp.up_proj(x))
-    return mlp.down_proj(SiluTimes.apply(*parts))
+    return mlp.down_proj(_gpu().SiluTimes.apply(*parts))
 
 
 class _Attention(nn.Module):
@@ -135,10 +128,8 @@ class _Attention(nn.Module):
         elif hasattr(self, "q_norm"):
             query, key, value = _projected(hidden, self, projections).view(shape).split(heads, dim=2)
         else:
-            from ludus.models.layers.training_gpu import Heads
-
-            merged = self.merged
-            return Heads.apply(hidden, cos, sin, merged.weight, merged.bias, heads, *_parts(projections))
+            weight, bias = self.merged.weight, self.merged.bias
+            return _gpu().Heads.apply(hidden, cos, sin, weight, bias, heads, *_parts(projections))
         if hasattr(self, "q_norm"):
             query, key = self.q_norm(query), self.k_norm(key)
         query, key = (_Rotate.apply(x, cos.unsqueeze(2), sin.unsqueeze(2)) for x in (query, key))
@@ -157,11 +148,9 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.eps = eps
         if _on_gpu(x):
-            from ludus.models.kernels import inference as kernels
-
             x = x.contiguous()
             ctx.save_for_backward(x, weight)
-            return kernels.rms_norm(x, weight, eps=eps)
+            return kernels().rms_norm(x, weight, eps=eps)
         r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         return (x * r).mul_(weight)
@@ -169,11 +158,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor | None, None]:
         if _on_gpu(dy):
-            from ludus.models.kernels import training as training_kernels
-
-            return *training_kernels.rms_norm_backward(
-                dy, *ctx.saved_tensors, eps=ctx.eps, weighs=ctx.needs_input_grad[1]
-            ), None
+            backward = _gpu().training_kernels.rms_norm_backward
+            return *backward(dy, *ctx.saved_tensors, eps=ctx.eps, weighs=ctx.needs_input_grad[1]), None
         x, weight, r = ctx.saved_tensors
         products = dy * x
         slope = (products @ weight).unsqueeze(-1).mul_(r.pow(3)).div_(-x.shape[-1])
@@ -188,23 +174,15 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin)
+        return _rotate(x, cos, sin)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _rotated(dy, cos, sin, back=True), None, None
+        return _rotate(dy, *ctx.saved_tensors, back=True), None, None
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
     """(1, tokens, heads, head_dim); cos, sin: (1, tokens, 1, head_dim)."""
     if _on_gpu(x):
-        from ludus.models.kernels import inference as kernels
-
-        return kernels.rotate(x.contiguous()[0], cos[0, :, 0], sin[0, :, 0], back=back)[None]
-    sign = -1 if back else 1
-    half = x.shape[-1] // 2
-    out = x * cos
-    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
-    out[..., half:].addcmul_(x[..., :half], sin[..., half:], value=sign)
-    return out
+        return kernels().rotate(x.contiguous()[0], cos[0, :, 0], sin[0, :, 0], back=back)[None]
+    return rotated(x, cos, sin, sign=-1 if back else 1)

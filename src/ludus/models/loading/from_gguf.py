@@ -5,8 +5,6 @@ It needs the `gguf` package alone: Transformers' reader needs more, and its mode
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +13,6 @@ from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from ludus.errors import ConfigError
-
-_OUTER = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-_INNER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 
 def require_gguf() -> None:
@@ -50,12 +31,12 @@ def read_gguf(path: Path) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
 
     reader = GGUFReader(path)
     config = _config(reader)
-    tensors = dict(_tensors(reader, config))
-    config.tie_word_embeddings = "lm_head.weight" not in tensors
+    stored = {tensor.name: tensor for tensor in reader.tensors}
+    config.tie_word_embeddings = "output.weight" not in stored
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-    if config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+    tensors = _tensors(stored, model)
+    tensors.setdefault("lm_head.weight", tensors["model.embed_tokens.weight"])
     model.load_state_dict(tensors, assign=True)
     model.tie_weights()
     # rotary frequencies are computed, not stored, and have no values on the meta device
@@ -92,25 +73,23 @@ def _config(reader: Any) -> LlamaConfig:
     )
 
 
-def _tensors(reader: Any, config: LlamaConfig) -> Iterator[tuple[str, Tensor]]:
-    from gguf import dequantize
+def _tensors(stored: dict[str, Any], model: LlamaForCausalLM) -> dict[str, Tensor]:
+    """The tensors of a file by their names in `model`."""
+    from gguf import MODEL_ARCH, dequantize, get_tensor_name_map
 
-    for tensor in reader.tensors:
+    config, tensors = model.config, dict[str, Tensor]()
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads or config.num_attention_heads}
+    for name in model.state_dict():
+        tensor = stored.pop(names.get_name(name, try_suffixes=(".weight",)) or "", None)
+        if tensor is None:
+            continue
         weights = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
-        if tensor.name.endswith("attn_q.weight"):
-            weights = _halves_apart(weights, heads=config.num_attention_heads)
-        if tensor.name.endswith("attn_k.weight"):
-            weights = _halves_apart(weights, heads=config.num_key_value_heads or config.num_attention_heads)
-        yield _name(tensor.name), weights
-
-
-def _name(name: str) -> str:
-    if name in _OUTER:
-        return _OUTER[name]
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name)
-    if match is None or match[2] not in _INNER:
-        raise ConfigError(f"the GGUF file holds a tensor {name!r} that a plain Llama model does not have")
-    return f"model.layers.{match[1]}.{_INNER[match[2]]}.weight"
+        kind = name.split(".")[-2]
+        tensors[name] = _halves_apart(weights, heads=heads[kind]) if kind in heads else weights
+    if stored:
+        raise ConfigError(f"the GGUF file holds a tensor {min(stored)!r} that a plain Llama model does not have")
+    return tensors
 
 
 def _halves_apart(weights: Tensor, *, heads: int) -> Tensor:

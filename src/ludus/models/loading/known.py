@@ -9,16 +9,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """A model on the Hugging Face hub."""
+    """A model on the Hugging Face hub. `source`: its repository there."""
 
     name: str
-    repository: str
+    source: str
     licence: str
     size: str
-
-    @property
-    def source(self) -> str:
-        return self.repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +46,10 @@ _MODELS: tuple[HubModel | PackagedModel, ...] = (
         licence="Apache-2.0",
         size="135M",
     ),
-    HubModel(name="qwen2.5-0.5b", repository="Qwen/Qwen2.5-0.5B-Instruct", licence="Apache-2.0", size="494M"),
-    HubModel(name="qwen2.5-1.5b", repository="Qwen/Qwen2.5-1.5B-Instruct", licence="Apache-2.0", size="1.5B"),
-    HubModel(name="qwen3-0.6b", repository="Qwen/Qwen3-0.6B", licence="Apache-2.0", size="596M"),
-    HubModel(name="qwen3-1.7b", repository="Qwen/Qwen3-1.7B", licence="Apache-2.0", size="1.7B"),
+    HubModel(name="qwen2.5-0.5b", source="Qwen/Qwen2.5-0.5B-Instruct", licence="Apache-2.0", size="494M"),
+    HubModel(name="qwen2.5-1.5b", source="Qwen/Qwen2.5-1.5B-Instruct", licence="Apache-2.0", size="1.5B"),
+    HubModel(name="qwen3-0.6b", source="Qwen/Qwen3-0.6B", licence="Apache-2.0", size="596M"),
+    HubModel(name="qwen3-1.7b", source="Qwen/Qwen3-1.7B", licence="Apache-2.0", size="1.7B"),
 )
 KNOWN = {model.name: model for model in _MODELS}
 

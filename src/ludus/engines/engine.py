@@ -51,15 +51,8 @@ class Generator(Protocol):
     async def generate(
         self, ids: Sequence[int], *, sampling: Sampling, session_id: str, policy: str = CURRENT
     ) -> Completion:
-<<<<<<< HEAD
-        """Continue `ids`. Cancelling the call cancels the generation.
-
-        `session_id` is the key of the cache that is kept between turns."""
-        ...
-=======
         """Continue `ids`. Cancelling the call cancels the generation. `session_id` is the key of
         the cache that is kept between turns."""
->>>>>>> m2
 
     async def release(self, session_id: str) -> None:
         """Drop what is cached for this session, which is over."""

@@ -28,14 +28,9 @@ class FakeEngine:
     """Returns what `script` says or, without one, ids below `vocab_size` drawn from Sampling.seed,
     and records what it was asked.
 
-<<<<<<< HEAD
-    A scripted completion is cut at `max_tokens`, and ends as "end" when it was not. `fail_on` names calls of `generate`, counted from
-    0, that raise EngineFailed. All logprobs are `logprob`."""
-=======
     A scripted completion is cut at `max_tokens`, and ends as "end" when it was not. `fail_on` names
     calls of `generate`, counted from 0, that raise EngineFailed. All logprobs are -1.
     """
->>>>>>> m2
 
     capabilities = Capabilities(policies=True, load=True, score=True)
 

@@ -10,16 +10,8 @@ from torch import Tensor
 
 def draw(logits: Tensor, *, temperatures: Sequence[float], uniforms: Sequence[float]) -> list[tuple[int, float]]:
     """A token and its logprob for each row of `logits` (rows, vocabulary). Temperature 0 is greedy,
-<<<<<<< HEAD
-    with the logprob of temperature 1.
-
-    Inverse transform sampling needs one number per token, Gumbel noise one per vocabulary entry.
-    Sums are float64, so that the tail of a large vocabulary keeps its mass. A row with NaN yields a
-    NaN logprob, which the caller must refuse."""
-=======
     with the logprob of temperature 1. A row with NaN yields a NaN logprob, which the caller must
     refuse. Sums are float64, so that the tail of a large vocabulary keeps its mass."""
->>>>>>> m2
     logprobs = log_softmax(logits, temperatures=temperatures)
     greedy = [temperature == 0 for temperature in temperatures]
     if all(greedy):

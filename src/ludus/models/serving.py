@@ -34,13 +34,7 @@ Replay = Callable[[PreTrainedModel, Tensor], Tensor]
 
 def serve(model: PreTrainedModel, *, max_tokens: int, replay: Replay | None = None) -> bool:
     """Switches `model` to cached attention in place, and to inference layers where they give the
-<<<<<<< HEAD
-    same numbers; returns whether they do.
-
-    Raises ConfigError with the reason where cached attention would change the model's numbers."""
-=======
     same numbers; returns whether they do. Raises ConfigError where attention would change them."""
->>>>>>> m2
     remedy = "use engine.kind 'server', or another model"
     if reason := _unsuited(model, max_tokens=max_tokens):
         raise ConfigError(f"{_name(model)} cannot run in the embedded engine: {reason}; {remedy}")

@@ -135,11 +135,7 @@ def _zeros(size: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -
 
 class Layout:
     """Where the tokens of one forward pass go and what they see; made once, used by every layer.
-    <<<<<<< HEAD
-
-    =======
-    >>>>>>> m2
-        Pieces that decode (one token each, with a row) come first and in row order, then the others."""
+    Pieces that decode (one token each, with a row) come first and in row order, then the others."""
 
     def __init__(
         self, pieces: Sequence[Piece], *, cache: KeyValueCache | None, dtype: torch.dtype, device: torch.device

@@ -169,7 +169,7 @@ def test_answers_stay_right_while_a_trainer_works_on_the_same_device():
 def test_a_version_that_is_loaded_while_the_next_step_runs_is_whole():
     channel, ids = MemoryChannel(), list(range(3, 40))
     model = make_model(hidden_size=128)
-    trainer = make_trainer(copy.deepcopy(model).to("cuda"), compile=False)
+    trainer = make_trainer(copy.deepcopy(model).to("cuda"), channel=channel, compile=False)
 
     def publish():
         trainer.step(make_batch(trainer.steps))

@@ -101,7 +101,7 @@ class Template:
 
     def render_tail(self, messages: Sequence[Rendered]) -> str | None:
         """The prompt without the text before its messages; None where it cannot be split there."""
-        if self._tail is None:
+        if self._tail is None or not self.local:
             return None
         try:
             return self._tail(messages)

@@ -40,7 +40,7 @@ class Plane:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._environ = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "LUDUS_TOKEN": "",
             "OMP_NUM_THREADS": "1",
             "LUDUS_STATE": str(self.state),

@@ -47,7 +47,7 @@ def session_id_of(number: int) -> str:
     return f"{number:0{ID_BITS // 4}x}"
 
 
-# ------------------------------------------------------------------------------------------------ client <-> controller
+# ---------------------------------------------------------------------------- client <-> controller
 
 
 class Described(Record, frozen=True):
@@ -95,8 +95,7 @@ class SessionSpec(Open, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, request: Open, *, session_id: str, key: str, client: str) -> SessionSpec:
-        fields = {name: getattr(request, name) for name in Open.__struct_fields__}
-        return cls(**fields, session_id=session_id, key=key, client=client)
+        return cls(**msgspec.structs.asdict(request), session_id=session_id, key=key, client=client)
 
 
 class Opened(Record, frozen=True):
@@ -114,7 +113,7 @@ class Withdraw(Record, frozen=True):
     request_id: str
 
 
-# ------------------------------------------------------------------------------------------------ turns: client -> worker (or controller)
+# ---------------------------------------------------------- turns: client -> worker (or controller)
 
 
 class Start(Record, frozen=True):
@@ -156,7 +155,7 @@ class Renewed(Record, frozen=True):
     """Sessions that are over and were not renewed."""
 
 
-# ------------------------------------------------------------------------------------------------ worker <-> controller
+# ---------------------------------------------------------------------------- worker <-> controller
 
 
 class Register(Record, frozen=True):

@@ -16,6 +16,7 @@ import inspect
 import logging
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -127,17 +128,41 @@ class Host:
             HostedSession(session, host=self, task=Task("stray", "", ""), hold_s=self.max_hold_s).close_soon()
 
 
-class HostedSession:
+class ClosableSession(ABC):
+    """What all kinds of sessions share: `solve` draws the player, and `close` runs once."""
+
+    _closing: asyncio.Future[None] | None = None
+
+    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
+        """The solver's action or, with probability `mistakes`, a random valid one."""
+        player, seed = draw_player(mistakes=mistakes, rng=rng)
+        return await self.propose(player, seed=seed)
+
+    @abstractmethod
+    async def propose(self, player: Player, *, seed: int) -> Action:
+        """The action of the environment's own player; a random one draws from `seed`."""
+
+    async def close(self) -> None:
+        """Returns within CLOSE_S and never raises: a failed close must not lose a finished
+        trajectory. A cancelled caller does not stop it."""
+        await asyncio.shield(self.close_soon())
+
+    def close_soon(self) -> asyncio.Future[None]:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        return self._closing
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+
+class HostedSession(ClosableSession):
     """A live session of author code, as a client sees it."""
 
     def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
-        self._sandbox = sandbox
         self._session: Any = session
-        self._host = host
-        self._task = task
-        self._hold_s = hold_s
+        self._host, self._task, self._hold_s, self._sandbox = host, task, hold_s, sandbox
         self._call: Call | None = None
-        self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
         return await self._checked(checked_observation, "start")
@@ -145,13 +170,7 @@ class HostedSession:
     async def act(self, action: Action) -> Observation:
         return await self._checked(checked_observation, "act", action)
 
-    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
-        """The solver's action or, with probability `mistakes`, a random valid one."""
-        player, seed = draw_player(mistakes=mistakes, rng=rng)
-        return await self.propose(player, seed=seed)
-
     async def propose(self, player: Player, *, seed: int) -> Action:
-        """The action of the environment's own player; a random one draws from `seed`."""
         if getattr(self._session, player, None) is None:
             raise ConfigError(
                 f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
@@ -164,17 +183,6 @@ class HostedSession:
         """The author's own session."""
         return self._session
 
-    async def close(self) -> None:
-        """Returns within CLOSE_S and never raises: a failed close must not lose a finished
-        trajectory. A cancelled caller does not stop it."""
-        await asyncio.shield(self.close_soon())
-
-    def close_soon(self) -> asyncio.Future[None]:
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-            self._closing.add_done_callback(lambda _: self._host.live.discard(self))
-        return self._closing
-
     async def _close(self) -> None:
         try:
             await self._close_session()
@@ -183,6 +191,7 @@ class HostedSession:
                 closing = self._host.call(self._sandbox.close, where=f"{self._task.id}: closing its sandbox")
                 with contextlib.suppress(EnvironmentFailed, TimeoutError):  # the reaper will find it
                     await asyncio.wait_for(closing, CLOSE_S)
+            self._host.live.discard(self)
 
     async def _close_session(self) -> None:
         if self._call is not None and self._call.running:  # still in the author's code: close after it

@@ -80,10 +80,8 @@ class Connection:
         return self._over is None
 
     async def call(self, name: str, body: Any = None, *, answer: type[T] | Any = None, cancel: bool = False) -> T | Any:
-        """Calls the other end and returns its answer as the type `answer`.
-
-        When the caller is cancelled, the handler there runs on; with `cancel` it is cancelled too.
-        """
+        """Calls the other end and returns its answer as the type `answer`. When the caller is
+        cancelled, the handler there runs on; with `cancel` it is cancelled too."""
         if self._over is not None:
             raise WorkerLost(f"{self.peer} cannot be called any more: {self._over}")
         number = next(self._ids)
@@ -130,8 +128,6 @@ class Connection:
     async def wait_closed(self) -> None:
         await self._closed.wait()
 
-    # -------------------------------------------------------------------------------------------- writing
-
     def _post(self, envelope: Envelope) -> None:
         self._outbox.append(encode(envelope))
         self._has_mail.set()
@@ -147,8 +143,6 @@ class Connection:
                 await self._transport.send(b"[" + b",".join(mail) + b"]")
         except Exception:
             await self._transport.close()  # then `run` ends everything
-
-    # -------------------------------------------------------------------------------------------- reading
 
     def _read(self, frame: bytes | str) -> None:
         for envelope in decode_frame(frame):
@@ -207,9 +201,15 @@ class Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(WorkerLost(f"{self.peer} is lost: {reason}"))
-                future.exception()  # its caller may be gone already
+                retrieved(future)
         self._waiting.clear()
         self._closed.set()
+
+
+def retrieved(future: asyncio.Future[Any]) -> None:
+    """A done callback that marks a failure as seen, for futures whose callers may be gone."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _packed(body: Any) -> msgspec.Raw:

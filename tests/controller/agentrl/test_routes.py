@@ -64,7 +64,7 @@ def test_a_call_that_cannot_be_read_is_answered_and_the_session_goes_on_to_win(a
     bad = api.say(number, guess("{broken")).json()
     assert bad["messages"][0]["role"] == "tool"
     assert bad["messages"][0]["tool_call_id"] == "call-guess"
-    assert "not JSON" in bad["messages"][0]["content"]
+    assert "no JSON" in bad["messages"][0]["content"]
     wrong = api.say(number, guess('{"number": 0}')).json()
     left = wrong["messages"][0]["content"].split("left ")[1].split()
     while not (answer := api.say(number, guess(json.dumps({"number": int(left[len(left) // 2])}))).json())["finish"]:

@@ -130,7 +130,7 @@ class Roster:
         self._leases: list[tuple[float, str]] = []
         self._settled_at: float | None = None
 
-    # -------------------------------------------------------------------------------------------- queries
+    # -------------------------------------------------------------------------------------- queries
 
     def get(self, session_id: str) -> Session | None:
         """The session, whether it waits or has a slot."""
@@ -190,12 +190,13 @@ class Roster:
         present = [seat for seat in self._hosts.get(environment, {}).values() if seat.away_until is None]
         return sorted(present, key=_emptiness)
 
-    # -------------------------------------------------------------------------------------------- sessions
+    # ------------------------------------------------------------------------------------- sessions
 
     def ask(self, spec: SessionSpec, *, now: float) -> list[Decision]:
         session = Session(spec, deadline=now + spec.wait_s)
         self._requests[spec.client, spec.request_id] = session.id
-        if session.environment not in self._hosts and self._is_settled(now):
+        settled = self._settled_at is None or now >= self._settled_at
+        if settled and session.environment not in self._hosts:
             return [self._refused(session, self.unknown_environment(session.environment), status=404)]
         # if others wait for the same environment, no fit worker is free
         seat = None if self.waiting.has(session.environment) else self._pick(session.environment)
@@ -242,7 +243,7 @@ class Roster:
             return []
         return [self._end(session, cause=cause, message=message), *self._fill(self.seats.get(worker_id))]
 
-    # -------------------------------------------------------------------------------------------- workers
+    # -------------------------------------------------------------------------------------- workers
 
     def join(self, seat: Seat, *, running: Sequence[SessionSpec] = (), now: float) -> tuple[list[Decision], list[str]]:
         """A worker joins, or joins again. Also returns the sessions that it must close."""
@@ -301,7 +302,7 @@ class Roster:
         seat.drained = draining
         return self._fill(seat)
 
-    # -------------------------------------------------------------------------------------------- time
+    # ----------------------------------------------------------------------------------------- time
 
     def restore(self, sessions: Iterable[tuple[SessionSpec, str]], *, now: float) -> None:
         """After a restart: these sessions ran on workers that are expected back. Until then no
@@ -363,7 +364,7 @@ class Roster:
             decisions.append(Expire(session_id))
         return decisions
 
-    # -------------------------------------------------------------------------------------------- placement
+    # ------------------------------------------------------------------------------------ placement
 
     def _pick(self, environment: str) -> Seat | None:
         fit = (seat for seat in self._hosts.get(environment, {}).values() if seat.fit)
@@ -420,7 +421,7 @@ class Roster:
         self._lease(session, now=now)
         return asked
 
-    # -------------------------------------------------------------------------------------------- bookkeeping
+    # ---------------------------------------------------------------------------------- bookkeeping
 
     def _add(self, session: Session, seat: Seat) -> None:
         assert session.id not in self.sessions, f"session {session.id} would get a second slot"
@@ -469,9 +470,6 @@ class Roster:
     def _unseat(self, seat: Seat) -> None:
         for name in seat.environments:
             self._hosts.get(name, {}).pop(seat.worker_id, None)
-
-    def _is_settled(self, now: float) -> bool:
-        return self._settled_at is None or now >= self._settled_at
 
     def _nobody_free(self, environment: str) -> str:
         seats = self._hosts.get(environment, {}).values()

@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ludus.controller.records import Act, AskTasks, Close, Drain, Renew, SessionSpec, Solve, Start
-from ludus.controller.runtime import within
+from ludus.controller.runtime import Clocks, expire, within
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Connection
@@ -57,9 +57,11 @@ class Worker(Protocol):
 
     def renew(self, session_ids: Sequence[str]) -> None:
         """Renews the leases of these sessions without waiting for an answer."""
+        return
 
     def drain(self, draining: bool) -> None:
         """Informs the worker. The controller places nothing on a drained worker anyway."""
+        return
 
     def leave(self) -> None:
         """The controller has given it up as lost. A worker that is still alive may join again."""
@@ -115,7 +117,7 @@ class WorkerCalls:
     def __init__(self, *, is_expected: Callable[[str], bool]) -> None:
         self._is_expected = is_expected
         self._here: dict[str, Worker] = {}
-        self._clocks: dict[str, set[asyncio.Timeout]] = defaultdict(set)
+        self._clocks: dict[str, Clocks] = defaultdict(set)
         self._returns: dict[str, asyncio.Future[None]] = {}
 
     def get(self, worker_id: str) -> Worker | None:
@@ -138,10 +140,7 @@ class WorkerCalls:
         worker = self._here.pop(worker_id, None)
         if worker is not None:
             worker.leave()
-        now = asyncio.get_running_loop().time()
-        for clock in self._clocks.pop(worker_id, set()):
-            if not clock.expired():
-                clock.reschedule(now)
+        expire(self._clocks.pop(worker_id, set()))
         self._returns.pop(worker_id, None)
 
     async def call(self, worker_id: str, what: Callable[[Worker], Awaitable[T]], *, limit_s: float) -> T:
@@ -149,13 +148,8 @@ class WorkerCalls:
             lost = not self._is_expected(worker_id)
             return WorkerLost(f"worker {worker_id} {'was lost' if lost else f'did not answer within {limit_s:g} s'}")
 
-        clocks = self._clocks[worker_id]
-        async with within(limit_s, late) as clock:
-            clocks.add(clock)
-            try:
-                return await self._persist(worker_id, what)
-            finally:
-                clocks.discard(clock)
+        async with within(limit_s, late, clocks=self._clocks[worker_id]):
+            return await self._persist(worker_id, what)
 
     async def _persist(self, worker_id: str, what: Callable[[Worker], Awaitable[T]]) -> T:
         while True:

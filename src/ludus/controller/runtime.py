@@ -11,7 +11,7 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -73,6 +73,19 @@ async def within(limit_s: float, late: Callable[[], Exception], *, clocks: Clock
         raise late() from None
     finally:
         clocks.discard(clock)
+
+
+@asynccontextmanager
+async def first_of(*work: Awaitable[Any], limit_s: float | None = None) -> AsyncIterator[Sequence[asyncio.Future[Any]]]:
+    """Begins all of `work` and waits until some of it is done; the block cancels the rest."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def expire(clocks: Clocks) -> None:

@@ -160,7 +160,7 @@ class HostedSession(ClosableSession):
     """A live session of author code, as a client sees it."""
 
     def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
-        self._session: Any = session
+        self.authored: Any = session
         self._host, self._task, self._hold_s, self._sandbox = host, task, hold_s, sandbox
         self._call: Call | None = None
 
@@ -171,17 +171,12 @@ class HostedSession(ClosableSession):
         return await self._checked(checked_observation, "act", action)
 
     async def propose(self, player: Player, *, seed: int) -> Action:
-        if getattr(self._session, player, None) is None:
+        if getattr(self.authored, player, None) is None:
             raise ConfigError(
                 f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
             )
         arguments = (random.Random(seed),) if player == "random_action" else ()
         return await self._checked(checked_action, player, *arguments)
-
-    @property
-    def authored(self) -> Any:
-        """The author's own session."""
-        return self._session
 
     async def _close(self) -> None:
         try:
@@ -195,7 +190,7 @@ class HostedSession(ClosableSession):
 
     async def _close_session(self) -> None:
         if self._call is not None and self._call.running:  # still in the author's code: close after it
-            self._call.afterwards = lambda _result: _close_quietly(self._session)
+            self._call.afterwards = lambda _result: _close_quietly(self.authored)
             return
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -204,7 +199,7 @@ class HostedSession(ClosableSession):
             _log.warning("%s", error if str(error) else f"{self._task.id}: close did not return within {CLOSE_S:.0f} s")
 
     async def _run(self, name: str, *arguments: Any) -> Any:
-        method = getattr(self._session, name)
+        method = getattr(self.authored, name)
         function = partial(method, *arguments) if arguments else method
         where = f"{self._task.id}: {name}"
         return await self._host.call(function, where=where, began=self._remember, hold_s=self._hold_s)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -72,7 +72,6 @@ class Connection:
         self._serving: dict[object, asyncio.Future[Any]] = {}
         """Running handlers by the id of their call."""
         self._over: str | None = None
-        self._closed = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
     @property
@@ -124,9 +123,6 @@ class Connection:
 
     async def close(self) -> None:
         await self._transport.close()
-
-    async def wait_closed(self) -> None:
-        await self._closed.wait()
 
     def _post(self, envelope: Envelope) -> None:
         self._outbox.append(encode(envelope))
@@ -203,7 +199,13 @@ class Connection:
                 future.set_exception(WorkerLost(f"{self.peer} is lost: {reason}"))
                 retrieved(future)
         self._waiting.clear()
-        self._closed.set()
+
+
+def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that continues without its callers, who may never see its failure."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(retrieved)
+    return task
 
 
 def retrieved(future: asyncio.Future[Any]) -> None:

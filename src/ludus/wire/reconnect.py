@@ -19,7 +19,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 from ludus.wire.codec import MAX_FRAME_BYTES
-from ludus.wire.connection import Connection, Handler, retrieved
+from ludus.wire.connection import Connection, Handler, detached
 
 jitter = random.Random()  # not the global state, which belongs to authors and is watched by checks
 CONNECT_S = 5.0
@@ -96,8 +96,7 @@ class ReconnectingConnection:
         if self._closed or time.monotonic() < until:
             raise Unreachable(f"{self.peer} cannot be reached: {'this client is closed' if self._closed else reason}")
         if self._dialling is None or self._dialling.done():
-            self._dialling = asyncio.create_task(self._dial())
-            self._dialling.add_done_callback(retrieved)
+            self._dialling = detached(self._dial())
         return await asyncio.shield(self._dialling)
 
     async def _dial(self) -> Connection:

@@ -13,7 +13,7 @@ from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.hosting.host import draw_player
 from ludus.types import Action
-from ludus.wire import reconnect as line_module
+from ludus.wire import reconnect as reconnect_module
 from tests.controller.echo import TASK, plane
 
 
@@ -65,7 +65,7 @@ def test_a_hundred_sessions_share_one_connection_to_each_end():
 
     async def scenario(client, controller, worker):
         await asyncio.gather(*(one(client) for _ in range(100)))
-        assert (len(controller.links), len(worker.links)) == (1, 1)
+        assert (len(controller.connections), len(worker.connections)) == (1, 1)
         assert len({act.request_id for act in worker.calls("act")}) == 100
 
     run(scenario)
@@ -137,7 +137,7 @@ def test_a_call_that_always_breaks_its_connection_is_not_repeated_for_ever():
         session = await client.open(TASK, seed=0)
         with pytest.raises(WorkerLost, match="worker w is lost"):
             await session.act(Action("poison"))
-        assert len(worker.calls("act")) == line_module.MAX_TIMES
+        assert len(worker.calls("act")) == reconnect_module.MAX_TIMES
 
     run(scenario)
 
@@ -150,7 +150,7 @@ def test_a_worker_out_of_reach_is_played_through_the_controller(address):
         assert (await session.act(Action("a"))).messages[0].content == "a"
         await until(lambda: controller.calls("renew"))
         await session.close()
-        assert (len(controller.calls("act")), worker.links, worker.acts) == (1, [], {})
+        assert (len(controller.calls("act")), worker.connections, worker.acts) == (1, [], {})
 
     run(scenario, lease_s=0.1)
 
@@ -375,11 +375,11 @@ def test_what_is_too_large_to_send_is_refused_and_nobody_else_notices(monkeypatc
             await loud.act(Action("x" * 20_000))
         assert refusal.value.status == 413
         assert (await acting).messages[0].content == "a"
-        assert len(worker.links) == 1
+        assert len(worker.connections) == 1
 
     run(scenario)
 
 
 def test_something_that_is_no_url_is_told_what_one_looks_like():
     with pytest.raises(ConfigError, match=r"'localhost:7100' is not a controller's URL.*http://127"):
-        line_module.connection_url("localhost:7100")
+        reconnect_module.connection_url("localhost:7100")

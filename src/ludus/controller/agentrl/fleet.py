@@ -19,7 +19,7 @@ from ludus.controller.records import Described, Ended, Register
 from ludus.controller.service.server import Controller
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.wire.codec import decode
-from ludus.wire.connection import retrieved
+from ludus.wire.connection import detached
 
 RECONCILE_S = 4.0
 """Seconds between queries of a worker's sessions, which also show that it is alive."""
@@ -132,7 +132,7 @@ class Fleet:
         self._ids = {digest: worker_id for digest, worker_id in self._ids.items() if worker_id != worker.id}
         if (watching := self._watching.pop(worker.id, None)) is not None and watching is not asyncio.current_task():
             watching.cancel()
-        asyncio.ensure_future(worker.dismiss()).add_done_callback(retrieved)
+        detached(worker.dismiss())
         return True
 
     def _heard(self, worker: AgentrlWorker) -> None:

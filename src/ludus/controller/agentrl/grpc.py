@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from ludus.controller.agentrl.wires import CALLS, Answer, read_json
 from ludus.controller.service.access import is_loopback
 from ludus.errors import ConfigError, WorkerLost
 from ludus.wire.codec import encode
-from ludus.wire.connection import retrieved
+from ludus.wire.connection import detached
 
 SERVICE = "agentbench.Controller"
 MAX_BYTES = 100 * 2**20
@@ -111,7 +111,7 @@ class GrpcWire:
                 future.exception()
 
 
-Beat = Callable[[GrpcWire, Any], Awaitable[object]]
+Beat = Callable[[GrpcWire, Any], Coroutine[Any, Any, object]]
 
 
 class Listener:
@@ -166,7 +166,7 @@ class Listener:
     async def _read(self, wire: GrpcWire, envelope: Any) -> None:
         if envelope.type == HEARTBEAT and envelope.HasField("beat"):
             # in a task, because joining calls the worker over this stream
-            asyncio.ensure_future(self._beat(wire, envelope.beat)).add_done_callback(retrieved)
+            detached(self._beat(wire, envelope.beat))
         elif envelope.type == RESPONSE and envelope.HasField("response"):
             wire.answered(envelope.id, envelope.response)
         elif envelope.HasField("notice"):

@@ -87,8 +87,6 @@ class AgentrlRoutes:
                 route = self._guarded(getattr(self, name))
                 self.router.add_api_route(f"/{name}", route, methods=[method], name=f"agentrl.{name}")
 
-    # ---------------------------------------------------------------------------- called by clients
-
     async def get_indices(self, request: Request) -> list[Index]:
         name = request.query_params.get("name", "")
         worker = self._agentrl(name)
@@ -139,8 +137,6 @@ class AgentrlRoutes:
             if not name or session.environment in (name, self._known_names().get(name, ("", ""))[0]):
                 self._close_soon(session.id)
 
-    # -------------------------------------------------------------------------- called by operators
-
     async def list_workers(self, _: Request) -> list[Json]:
         return [
             {
@@ -185,15 +181,11 @@ class AgentrlRoutes:
     async def version(self, _: Request) -> Json:
         return {"variant": "nova", "version": 1}
 
-    # ---------------------------------------------------------------------------- called by workers
-
     async def receive_heartbeat(self, request: Request) -> None:
         await self.fleet.beat(await request.body(), owner=request.state.client)
 
     async def cancel_notice(self, request: Request) -> None:
         self.fleet.noticed(decode(await request.body(), SessionNumber).session_id)
-
-    # ---------------------------------------------------------------------------------------- tasks
 
     async def _task(self, wanted: StartSample) -> Task:
         worker = self._agentrl(wanted.name)
@@ -228,8 +220,6 @@ class AgentrlRoutes:
 
     def _agentrl(self, name: str) -> AgentrlWorker | None:
         return next((worker for worker in self.fleet.workers.values() if worker.name == name), None)
-
-    # ------------------------------------------------------------------------------------- sessions
 
     async def _start(self, session_id: str, task: Task) -> Json:
         client = self._owner(session_id)

@@ -36,9 +36,6 @@ CUSTOM = -1
 """The index of a task that the client sends itself."""
 
 
-# -------------------------------------------------------------------------------------------- tasks
-
-
 def split_of(name: str) -> str:
     return "test" if name.endswith(TEST) else "train"
 
@@ -74,9 +71,6 @@ def names_of(environment: str, splits: Sequence[str]) -> list[tuple[str, str]]:
     """AgentRL's names of one of our environments, with splits; the plain name means test tasks."""
     names = [(environment, "test"), (environment + TEST, "test"), (environment + TRAIN, "train")]
     return [(name, split) for name, split in names if split in splits]
-
-
-# --------------------------------------------------------------------- answers of an AgentRL worker
 
 
 def observation_of(answer: Mapping[str, Any], *, first: Sequence[Message] = (), where: str) -> Observation:
@@ -131,9 +125,6 @@ def passed(answer: Mapping[str, Any]) -> Json:
     return out
 
 
-# --------------------------------------------------------------------- answers to an AgentRL client
-
-
 def answer_of(observation: Observation, *, action: Action | None = None, total: float, stop: Stop | None) -> Json:
     """`total` is the sum of rewards so far, because the reward of the last answer is the result."""
     messages = _unanswered(action, observation) + [openai_message(message) for message in observation.messages]
@@ -162,8 +153,6 @@ def _unanswered(action: Action | None, observation: Observation) -> list[Json]:
         openai_message(Message("tool", "not carried out", tool_call_id=call.id, name=call.name)) for call in missing
     ]
 
-
-# ------------------------------------------------------------------------ the OpenAI message format
 
 _ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",

@@ -28,7 +28,7 @@ from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, Ludus
 from ludus.openai_format import action_to_openai
 from ludus.types import Action, Message, Observation, Task
 from ludus.wire.codec import encode
-from ludus.wire.connection import retrieved
+from ludus.wire.connection import detached
 
 DIALECT = "agentrl"
 END_S = 5.0
@@ -99,13 +99,8 @@ class AgentrlWorker(Worker):
         left: Callable[[AgentrlWorker, str], object],
     ) -> None:
         """`changed(worker)`: its usable slots changed. `left(worker, reason)`: it is lost."""
-        self.id, self.name, self.owner, self.concurrency, self.wire = (
-            worker_id,
-            beat.name,
-            owner,
-            beat.concurrency,
-            wire,
-        )
+        self.id, self.owner, self.wire = worker_id, owner, wire
+        self.name, self.concurrency = beat.name, beat.concurrency
         self.indices, self.known = tuple(beat.indices), frozenset(beat.indices)
         self.sessions: dict[str, AgentrlSession] = {}
         self.stuck: set[int] = set()
@@ -128,8 +123,7 @@ class AgentrlWorker(Worker):
         if session is None:
             session = AgentrlSession(spec, ends_at=time.monotonic() + spec.session_timeout_s)
             self.sessions[spec.session_id] = session
-            session.opening = asyncio.ensure_future(self._begin(session))
-            session.opening.add_done_callback(retrieved)
+            session.opening = detached(self._begin(session))
         try:
             await self._opened(session)
         except LudusError:
@@ -158,8 +152,7 @@ class AgentrlWorker(Worker):
             raise ControllerFailed(f"session {act.session_id} has not been started; call start first", status=409)
         self._require_idle(session)
         session.turn, session.acted = act.turn + 1, (act.turn, act.request_id)
-        session.acting = asyncio.ensure_future(self._act(session, [action_to_openai(act.action)]))
-        session.acting.add_done_callback(retrieved)
+        session.acting = detached(self._act(session, [action_to_openai(act.action)]))
         return await asyncio.shield(session.acting)
 
     async def solve(self, solve: Solve) -> Action:
@@ -217,8 +210,7 @@ class AgentrlWorker(Worker):
 
     async def _ask(self, session: AgentrlSession, call: str, body: Json) -> Json:
         limit_s = max(0.0, min(session.spec.timeout_s, session.ends_at - time.monotonic()))
-        session.busy = asyncio.create_task(self.wire.call(call, body))
-        session.busy.add_done_callback(retrieved)
+        session.busy = detached(self.wire.call(call, body))
         done, _ = await asyncio.wait({session.busy}, timeout=limit_s)
         if not done:
             raise TurnTimeout(f"{session.spec.task.id}: {call} on AgentRL worker {self.id} exceeded {limit_s:g} s")

@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -176,28 +176,19 @@ class RemoteClient:
 
     async def _renew(self, connection: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
         """A failed renewal is only logged: the next call on a lost session raises the cause."""
+        over = session_ids
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                over = await self._ended_among(session_ids, connection=connection)
-                if over and connection is not self.controller:  # it may be another's address
-                    over = await self._ended_among(over, connection=self.controller)
+                if connection is not self.controller:
+                    with suppress(Unreachable):
+                        over = (await connection.call("renew", records.Renew(over), answer=Renewed)).ended
+                if over:  # they may be elsewhere: the address may be another worker's by now
+                    over = (await self.controller.call("renew", records.Renew(over), answer=Renewed)).ended
         except (LudusError, TimeoutError) as error:
             _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
             return
         for session_id in over:
             self._ended(Ended(session_id, cause="lease"))
-
-    async def _ended_among(
-        self, session_ids: tuple[str, ...], *, connection: ReconnectingConnection
-    ) -> tuple[str, ...]:
-        """Renews the leases and returns the sessions that are over."""
-        try:
-            renewed: Renewed = await connection.call("renew", records.Renew(session_ids), answer=Renewed)
-        except Unreachable:
-            if connection is self.controller:
-                raise
-            return session_ids
-        return renewed.ended
 
 
 class RemoteSession(ClosableSession):

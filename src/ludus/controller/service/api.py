@@ -10,7 +10,6 @@ DELETE /sessions/{id}          close it                        GET  /health, /me
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from ludus.controller import records
 from ludus.controller.records import Described, Open, Opened, Renew, Renewed, Withdraw
+from ludus.controller.runtime import first_of
 from ludus.controller.service.limits import SizeLimit
 from ludus.controller.service.openapi import describe, documented
 from ludus.controller.service.roster import Seat
@@ -114,9 +114,6 @@ def make_app(controller: Controller, *, routers: Iterable[APIRouter] = ()) -> Fa
     return app
 
 
-# --------------------------------------------------------------------------- dependencies of routes
-
-
 # Routes and dependencies are async even where they wait for nothing: others would run on threads.
 
 
@@ -157,16 +154,11 @@ async def read(request: Request, record: type[T]) -> T:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Cancels `work` if the caller disconnects, which is the next message after the whole body."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    async with first_of(work, request.receive()) as (working, _):
         if not working.done():
             raise ControllerFailed("the client disconnected", status=HUNG_UP)
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        result: T = working.result()
+        return result
 
 
 def json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -187,8 +179,6 @@ def _fault(error: Exception) -> Fault:
         return Fault("ControllerFailed", problems, 422)
     return fault_of(error)
 
-
-# ------------------------------------------------------------------------------------------- routes
 
 GONE = (403, 404, 409, 410, 503)
 ASKING = (400, 404, 409, 410, 413, 502, 503, 504)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
@@ -114,8 +115,6 @@ class Controller:
         await self.journal.close()
         log(_log, "controller stopped", sessions=len(self.roster.sessions))
 
-    # ---------------------------------------------------------------------------- clients: sessions
-
     async def open(self, request: Open, *, client: str) -> Opened:
         """Queues until a slot is free or `wait_s` has passed. A cancelled caller leaves the queue,
         unless a repeat of its request waits too."""
@@ -188,8 +187,6 @@ class Controller:
             raise WorkerLost(f"the connection of worker {session.worker_id} is broken; try again in a moment")
         return worker
 
-    # ------------------------------------------------------------------------ clients: environments
-
     def environments(self) -> tuple[Described, ...]:
         return tuple(self.described[name] for name in self.roster.environments())
 
@@ -206,8 +203,6 @@ class Controller:
         tasks = await self._calls.call(seats[0].worker_id, lambda worker: worker.tasks(ask), limit_s=TASKS_S)
         self._tasks[ask.environment, ask.split] = tasks
         return tasks
-
-    # -------------------------------------------------------------------------------------- workers
 
     def join(self, worker: Worker, register: Register, *, owner: str) -> records.Registered:
         if register.version != VERSION:
@@ -280,8 +275,6 @@ class Controller:
                 self.described[offered.name] = offered
                 self._tasks = {key: tasks for key, tasks in self._tasks.items() if key[0] != offered.name}
 
-    # ------------------------------------------------------------------------------------- requests
-
     def _asked(self, request: Open, *, client: str) -> Opened | _Pending:
         session_id = self.roster.requested(client, request.request_id)
         if session_id is None:
@@ -301,7 +294,7 @@ class Controller:
 
     def _ask(self, request: Open, *, client: str) -> _Pending:
         now = self._clock()
-        while self.roster.owner(session_id := records.new_session_id()):
+        while self.roster.owner(session_id := records.session_id_of(secrets.randbits(records.ID_BITS))):
             pass
         pending = self._pending[session_id] = _Pending(since=now)
         spec = SessionSpec.of(request, session_id=session_id, key=records.new_key(), client=client)
@@ -321,8 +314,6 @@ class Controller:
             pending.future.set_result(answer)
         else:
             pending.future.set_exception(answer)
-
-    # ----------------------------------------------------------------------- carrying out decisions
 
     def _do(self, decisions: list[Decision]) -> None:
         for decision in decisions:

@@ -16,6 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ludus.controller import records
 from ludus.controller.records import Ended, Heartbeat, Register, Registered
+from ludus.controller.runtime import first_of
 from ludus.controller.service.server import Controller
 from ludus.controller.service.workers import ConnectedWorker
 from ludus.errors import ControllerFailed, LudusError
@@ -135,16 +136,10 @@ async def _run(
     connection: Connection, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]
 ) -> None:
     """Runs until the connection is over, or its access token is revoked or expires."""
-    running = asyncio.create_task(_running(connection, over))
-    watching = asyncio.create_task(_until_revoked(websocket, controller))
-    try:
-        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+    revoked = _until_revoked(websocket, controller)
+    async with first_of(_running(connection, over), revoked) as (_, watching):
         if watching.done():
             await websocket.close(1008, watching.result()[:100])
-    finally:
-        for task in (running, watching):
-            task.cancel()
-        await asyncio.gather(running, watching, return_exceptions=True)
 
 
 async def _running(connection: Connection, over: Callable[[str], None]) -> None:

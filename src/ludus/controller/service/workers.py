@@ -118,22 +118,21 @@ class WorkerCalls:
         self._is_expected = is_expected
         self._here: dict[str, Worker] = {}
         self._clocks: dict[str, Clocks] = defaultdict(set)
-        self._returns: dict[str, asyncio.Future[None]] = {}
+        self._is_here: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def get(self, worker_id: str) -> Worker | None:
         return self._here.get(worker_id)
 
     def joined(self, worker: Worker) -> None:
         self._here[worker.id] = worker
-        waiting = self._returns.pop(worker.id, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        self._is_here[worker.id].set()
 
     def left(self, worker: Worker) -> bool:
         """False: this is an old object of a worker that has joined again."""
         if self._here.get(worker.id) is not worker:
             return False
         del self._here[worker.id]
+        self._is_here[worker.id].clear()
         return True
 
     def give_up(self, worker_id: str) -> None:
@@ -141,7 +140,7 @@ class WorkerCalls:
         if worker is not None:
             worker.leave()
         expire(self._clocks.pop(worker_id, set()))
-        self._returns.pop(worker_id, None)
+        self._is_here.pop(worker_id, None)
 
     async def call(self, worker_id: str, what: Callable[[Worker], Awaitable[T]], *, limit_s: float) -> T:
         def late() -> WorkerLost:
@@ -153,18 +152,14 @@ class WorkerCalls:
 
     async def _persist(self, worker_id: str, what: Callable[[Worker], Awaitable[T]]) -> T:
         while True:
-            worker = self._here.get(worker_id) or await self._return_of(worker_id)
+            worker = self._here.get(worker_id)
+            if worker is None:
+                if not self._is_expected(worker_id):
+                    raise WorkerLost(f"worker {worker_id} was lost")
+                await self._is_here[worker_id].wait()
+                continue
             try:
                 return await what(worker)
             except WorkerLost:
                 if self._here.get(worker_id) is worker:
                     raise  # the worker is connected and raised this itself
-
-    async def _return_of(self, worker_id: str) -> Worker:
-        if not self._is_expected(worker_id):
-            raise WorkerLost(f"worker {worker_id} was lost")
-        future = self._returns.get(worker_id)
-        if future is None:
-            future = self._returns[worker_id] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(future)
-        return self._here[worker_id]

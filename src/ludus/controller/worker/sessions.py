@@ -21,7 +21,7 @@ from ludus.controller.records import Act, Close, Ended, Renew, Renewed, SessionS
 from ludus.errors import ControllerFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Observation
 from ludus.wire.codec import Fault, error_of, fault_of
-from ludus.wire.connection import retrieved
+from ludus.wire.connection import detached
 
 T = TypeVar("T")
 BROKEN_S = 5.0
@@ -129,8 +129,7 @@ class LiveSession:
         self._lease_until = self._loop.time() + spec.timeout_s + spec.lease_s
         self._lease = self._loop.call_at(self._lease_until, self._check_lease)
         self._limit = self._loop.call_later(spec.session_timeout_s, self._out_of_time)
-        self._busy: asyncio.Task[Any] = asyncio.create_task(self._open())
-        self._busy.add_done_callback(retrieved)
+        self._busy: asyncio.Task[Any] = detached(self._open())
         self._answers["open"] = (None, self._busy)
 
     def renew(self) -> None:
@@ -189,8 +188,7 @@ class LiveSession:
                     status=409,
                 )
             self._turn += kind == "act"
-            task = self._busy = asyncio.create_task(self._in_time(kind, work))
-            task.add_done_callback(retrieved)
+            task = self._busy = detached(self._in_time(kind, work))
             self._answers[kind] = (which, task)
         return task
 

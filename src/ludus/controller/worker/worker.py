@@ -31,7 +31,7 @@ from websockets.http11 import Request, Response
 from ludus.controller import records
 from ludus.controller.client.local import LocalClient
 from ludus.controller.records import Ended, Heartbeat, Register, Registered
-from ludus.controller.runtime import event_loop, log_json_lines
+from ludus.controller.runtime import event_loop, first_of, log_json_lines
 from ludus.controller.worker.sessions import Sessions
 from ludus.environments.environment import Environment
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
@@ -86,7 +86,9 @@ class Worker:
             _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
             connecting = asyncio.create_task(self._connect_for_ever())
             try:
-                await self._until_stopped()
+                await self._leaving.wait()
+                async with first_of(self.sessions.empty.wait(), self._forced.wait(), limit_s=self._drain_s):
+                    pass
             finally:
                 await self._end(connecting)
         return 143 if self._forced.is_set() else 0
@@ -127,13 +129,6 @@ class Worker:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
             self.hosting.host.watch.use_signals()
 
-    async def _until_stopped(self) -> None:
-        await self._leaving.wait()
-        waits = {asyncio.create_task(self.sessions.empty.wait()), asyncio.create_task(self._forced.wait())}
-        await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-
     async def _end(self, connecting: asyncio.Task[None]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if self._forced.is_set() else CLOSE_S):
@@ -143,10 +138,7 @@ class Worker:
         connecting.cancel()
         with suppress(asyncio.CancelledError):
             await connecting
-        if self._forced.is_set():
-            await self.hosting.kill()
-        else:
-            await self.hosting.close()
+        await (self.hosting.kill() if self._forced.is_set() else self.hosting.close())
 
     async def _serve_client(self, websocket: ServerConnection) -> None:
         await Connection(websocket, handlers=self._handlers(trusted=False), peer="a client").run()  # type: ignore[arg-type]
@@ -190,7 +182,7 @@ class Worker:
             running = asyncio.create_task(connection.run())
             try:
                 await self._register(connection, websocket)
-                await self._beat(connection)
+                await self._beat(connection, running)
                 return await running
             finally:
                 self._connection = None
@@ -217,7 +209,7 @@ class Worker:
             connection.tell("heartbeat", self._heartbeat())
         await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
 
-    async def _beat(self, connection: Connection) -> None:
+    async def _beat(self, connection: Connection, running: asyncio.Task[str]) -> None:
         """Until the connection is over, or the controller is silent for three heartbeats."""
         every_s = self._registered.heartbeat_s
         while connection.alive:
@@ -228,9 +220,7 @@ class Worker:
                 await connection.close()
             except WorkerLost:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    await connection.wait_closed()
+            await asyncio.wait({running}, timeout=every_s)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.id, len(self.sessions), draining=self._leaving.is_set())

@@ -1,4 +1,6 @@
-"""A controller and workers in a few lines, for tests of the client: they remember what was called, and go wrong to order."""
+"""A controller and workers in a few lines, for tests of the client: they remember what was called,
+and go wrong to order.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ TASK = Task("echo/train/0", "echo", "train", {})
 
 
 class Peer:
-    """Something that listens; `await listen()` again after `await hang_up()` is a restart on the same port."""
+    """Something that listens; `await listen()` again after `await hang_up()` is a restart on the
+    same port.
+    """
 
     def __init__(self) -> None:
         self.connections: list[Connection] = []

@@ -1,4 +1,6 @@
-"""For tests of the controller: a worker that does what the test says, and a client, both over real connections on loopback."""
+"""For tests of the controller: a worker that does what the test says, and a client, both over real
+connections on loopback.
+"""
 
 import asyncio
 import contextlib
@@ -35,7 +37,8 @@ def run(test, *, limit_s=180):
 
 
 def controller(**settings):
-    """Nobody is lost for being silent unless `pass_time` says that time has passed: a busy machine may stop us for seconds."""
+    """Nobody is lost for being silent unless `pass_time` says that time has passed: a busy machine
+    may stop us for seconds."""
     return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 60.0, **settings}))
 
 
@@ -93,7 +96,9 @@ async def dial(url, path, *, token="", handlers=None):
 
 
 class FakeWorker:
-    """Answers act with what it was told, remembers everything it was asked, and hangs while `may_act` is not set."""
+    """Answers act with what it was told, remembers everything it was asked, and hangs while
+    `may_act` is not set.
+    """
 
     def __init__(self, url, worker_id="w1", *, slots=4, environments=("maze",), token="", options=None):
         self.url, self.token = url, token

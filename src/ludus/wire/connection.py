@@ -5,8 +5,8 @@ Envelopes wait in the outbox; one task empties it into a frame whenever the tran
 lone call leaves at once, and under load dozens share a frame. Either end may call the handlers of
 the other.
 
-    call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox ──▶ ...
-      └─ waits in `_waiting` by id ◀──────────────── answer ◀───────────────────────────────────────┘
+    call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox
+      └─ waits in `_waiting` by id ◀──────────────── answer ◀─────────────────────────────────┘
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Who beats, who is gone, and what a restart finds; with workers of a few lines instead of AgentRL's."""
+"""Who beats, who is gone, and what a restart finds; with workers of a few lines instead of
+AgentRL's.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The client's side of the wire: what it does when lines break, and that it never hangs. Its other ends are fakes; e2e has real ones."""
+"""The client's side of the wire: what it does when lines break, and that it never hangs. Its other
+ends are fakes; e2e has real ones.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-# ------------------------------------------------------------------------------------------------ all is well
+# -------------------------------------------------------------------------------------- all is well
 
 
 def test_a_session_is_opened_at_the_controller_and_played_at_the_worker():
@@ -111,7 +113,7 @@ def test_an_unknown_environment_is_answered_with_the_near_one():
     run(scenario)
 
 
-# ------------------------------------------------------------------------------------------------ lines break
+# -------------------------------------------------------------------------------------- lines break
 
 
 def test_an_act_whose_connection_breaks_is_repeated_and_not_executed_twice():
@@ -283,7 +285,7 @@ def test_closing_never_raises_and_leaves_nothing_running():
     run(scenario, patience_s=0.3)
 
 
-# ------------------------------------------------------------------------------------------------ opening
+# ------------------------------------------------------------------------------------------ opening
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_an_environments_failure_keeps_its_name_through_the_relay():
     run(test())
 
 
-# ------------------------------------------------------------------------------------------------ clients come and go
+# ------------------------------------------------------------------------------ clients come and go
 
 
 def test_a_client_that_vanishes_leaves_the_queue_but_not_its_sessions():

@@ -1,4 +1,6 @@
-"""Workers that join, fall silent, break off, come back or are somebody else's, and a controller that is restarted under them."""
+"""Workers that join, fall silent, break off, come back or are somebody else's, and a controller
+that is restarted under them.
+"""
 
 import asyncio
 
@@ -245,7 +247,7 @@ def test_the_controller_keeps_the_leases_of_third_party_workers():
     run(test())
 
 
-# ------------------------------------------------------------------------------------------------ restart
+# ------------------------------------------------------------------------------------------ restart
 
 
 def test_after_a_restart_sessions_whose_worker_returns_go_on_and_the_others_fail(tmp_path):

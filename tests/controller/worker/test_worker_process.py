@@ -114,7 +114,8 @@ def test_a_killed_worker_leaves_no_pen():
 
 
 def test_a_worker_process_is_idle_again_after_author_code_ran_away():
-    """On a thread, on the loop, and in a system call on the loop: its processor comes to rest, and other sessions go on."""
+    """On a thread, on the loop, and in a system call on the loop: its processor comes to rest, and
+    other sessions go on."""
 
     async def scene():
         controller = FakeController()
@@ -139,7 +140,8 @@ def test_a_worker_process_is_idle_again_after_author_code_ran_away():
 
 
 async def is_idle(pid):
-    """What runs away uses all of a processor's time, or its share of it; what waits uses next to nothing."""
+    """What runs away uses all of a processor's time, or its share of it; what waits uses next to
+    nothing."""
     before = processor_s(pid)
     await asyncio.sleep(0.5)
     return processor_s(pid) - before < 0.1

@@ -77,7 +77,9 @@ def test_several_mistakes_are_told_at_once():
 
 
 def test_a_wrong_choice_gets_the_near_one():
-    with pytest.raises(ConfigError, match=r"engine\.kind is 'embeded'.*Did you mean 'embedded'.*embedded, server, chat"):
+    with pytest.raises(
+        ConfigError, match=r"engine\.kind is 'embeded'.*Did you mean 'embedded'.*embedded, server, chat"
+    ):
         load_config(None, ["engine.kind=embeded"])
 
 

@@ -1,4 +1,6 @@
-"""A whole environment plane in processes of its own, to be killed. Promise: at the end nothing of it runs, whatever happened."""
+"""A whole environment plane in processes of its own, to be killed. Promise: at the end nothing of
+it runs, whatever happened.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ class Plane:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._environ = {
             **os.environ,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
             "LUDUS_TOKEN": "",
             "OMP_NUM_THREADS": "1",
             "LUDUS_STATE": str(self.state),
@@ -52,7 +54,7 @@ class Plane:
             "CHAOS_LEVEL": self.level,
         }
 
-    # -------------------------------------------------------------------------------------------- starting, ending
+    # ----------------------------------------------------------------------------- starting, ending
 
     def start(self, name: str) -> None:
         if name == "controller":
@@ -69,7 +71,8 @@ class Plane:
             self.spawn(name, "-m", "ludus.cli.attached", "serve", "worker", *worlds, *options)
 
     def revive(self) -> None:
-        """Starts what is not here. Some end by themselves, such as a worker whose first pen is killed: whoever keeps it starts it again."""
+        """Starts what is not here. Some end by themselves, such as a worker whose first pen is
+        killed: whoever keeps it starts it again."""
         for name in SERVICES:
             if name in self.running and self.running[name].poll() is not None:
                 self.kill(name)
@@ -115,7 +118,7 @@ class Plane:
         line = next(line for line in log.read_text().splitlines() if "ready at http" in line)
         self.url = line.split()[-1]
 
-    # -------------------------------------------------------------------------------------------- killing
+    # -------------------------------------------------------------------------------------- killing
 
     def carry_out(self, burst: Iterable[Kill]) -> Iterator[str]:
         """What was done, as it is done. Who is away when it should be killed is let be."""
@@ -146,7 +149,8 @@ class Plane:
         return ""
 
     def inner(self, victim: Victim) -> list[int]:
-        """Processes that workers started: pens, or all that belongs to a sandbox, in the order of their pids."""
+        """Processes that workers started: pens, or all that belongs to a sandbox, in the order of
+        their pids."""
         ours = [pid for name in HOSTED if name in self.running for pid in descendants(self.running[name].pid)]
         pens = [pid for pid in ours if "ludus.hosting.session_process" in words_of(pid)]
         if victim == "pen":
@@ -156,7 +160,7 @@ class Plane:
         marked = {pid for pid in ours if b"LUDUS_SANDBOX=" in environ_of(pid)}
         return sorted((boxed | marked) & set(pids()))
 
-    # -------------------------------------------------------------------------------------------- looking
+    # -------------------------------------------------------------------------------------- looking
 
     def get(self, path: str) -> Any:
         return httpx.get(f"{self.url}{path}", timeout=60).json()
@@ -174,7 +178,8 @@ class Plane:
         return self.marker in words_of(pid)
 
     def leftovers(self) -> list[int]:
-        """Processes that were started by us, by those we started, or in their sandboxes, and are still alive."""
+        """Processes that were started by us, by those we started, or in their sandboxes, and are
+        still alive."""
         mark, sandbox = f"CHAOS_MARK={self.mark}".encode(), f"LUDUS_SANDBOX={home_of(self.state)}-".encode()
         alive = [process.pid for process in self.running.values()]
 
@@ -185,7 +190,8 @@ class Plane:
         return [pid for pid in pids() if pid not in alive and is_ours(pid)]
 
     def sandboxes_left(self) -> list[str]:
-        """Labels, folders, leases and control groups. A lease that was just being taken has a hidden name, and holds nothing."""
+        """Labels, folders, leases and control groups. A lease that was just being taken has a
+        hidden name, and holds nothing."""
         files = [file for name in ("labels", "folders", "leases") for file in (self.state / name).glob("[!.]*")]
         return [*map(str, files), *cgroups.leftovers(home_of(self.state))]
 

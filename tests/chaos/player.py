@@ -1,8 +1,10 @@
-"""The client process: plays numbered sessions, several at once, for ever. Promise: a trajectory is on disk before its number is done with.
+"""The client process: plays numbered sessions, several at once, for ever. Promise: a trajectory is
+on disk before its number is done with.
 
 python -m tests.chaos.player URL FOLDER
 
-FOLDER/acknowledged.jsonl has a line for each finished trajectory, FOLDER/failures.jsonl one for each attempt that failed. A player that is
+FOLDER/acknowledged.jsonl has a line for each finished trajectory, FOLDER/failures.jsonl one for
+each attempt that failed. A player that is
 started again goes on with the numbers that were not acknowledged.
 """
 
@@ -29,7 +31,8 @@ T = TypeVar("T")
 AT_ONCE = 6
 LEASE_S = 2.0
 HANG_S = 45.0
-"""Of one call. Everything that was killed is back after a few seconds, so nothing should take near as long."""
+"""Of one call. Everything that was killed is back after a few seconds, so nothing should take near
+as long."""
 
 
 class Hang(Exception):

@@ -26,12 +26,15 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Bursts of kills; between two of them everything may come back, or most kills would find nobody."""
+    """Bursts of kills; between two of them everything may come back, or most kills would find
+    nobody.
+    """
 
     seed: int
     bursts: tuple[tuple[Kill, ...], ...]
     at_the_end: Literal["stop", "kill"]
-    """Whether everything is stopped in order when all is over, or killed at once while sessions run."""
+    """Whether everything is stopped in order when all is over, or killed at once while sessions
+    run."""
 
 
 def draw(seed: int, *, num_bursts: int, num_kills: int) -> Schedule:

@@ -1,13 +1,17 @@
-"""Controller, workers, sandboxes, pens and client killed at random moments, again and again, and the account that is kept to afterwards.
+"""Controller, workers, sandboxes, pens and client killed at random moments, again and again, and
+the account that is kept to afterwards.
 
-A schedule is its seed. LUDUS_CHAOS_SEED=17 carries out that one; LUDUS_CHAOS_S=600 carries out new ones for ten minutes. By default a few
+A schedule is its seed. LUDUS_CHAOS_SEED=17 carries out that one; LUDUS_CHAOS_S=600 carries out new
+ones for ten minutes. By default a few
 known ones. What is promised:
 
-- a trajectory that was acknowledged is there once, and is what the environment says it was; no turn was carried out twice
+- a trajectory that was acknowledged is there once, and is what the environment says it was; no turn
+  was carried out twice
 - whoever called had an answer or a failure with a name, and nobody waits for ever
 - after each burst of kills, sessions of every environment are played to their ends
 - no slot stays taken after its lease has run out, in the controller's eyes and in the workers' own
-- no process of a worker, pen or sandbox is left, and no label, folder or control group after the next sweep
+- no process of a worker, pen or sandbox is left, and no label, folder or control group after the
+  next sweep
 """
 
 from __future__ import annotations
@@ -32,9 +36,11 @@ SEEDS = (3, 5)
 """One that ends in order and one that does not."""
 NUM_BURSTS, NUM_KILLS = 2, 5
 GOES_ON = 2
-"""Trajectories of each environment that must be begun and finished after the last kill of a burst."""
+"""Trajectories of each environment that must be begun and finished after the last kill of a
+burst."""
 PATIENCE_S = 180.0
-"""Generous, for machines that do something else meanwhile; what waits for it ends as soon as it is true."""
+"""Generous, for machines that do something else meanwhile; what waits for it ends as soon as it is
+true."""
 
 
 def seeds() -> list[int]:
@@ -62,7 +68,7 @@ def test_a_schedule_is_its_seed():
     assert {kill.victim for burst in drawn.bursts for kill in burst} == set(WEIGHTS)
 
 
-# ------------------------------------------------------------------------------------------------ one schedule
+# ------------------------------------------------------------------------------------- one schedule
 
 
 def must_live_through(seed: int, folder: Path) -> None:
@@ -86,7 +92,8 @@ def must_live_through(seed: int, folder: Path) -> None:
 
 
 def must_go_on(plane: Plane) -> None:
-    """With everything back. That begins the first time, too. No number that was begun before may be missing: a call that hangs would be."""
+    """With everything back. That begins the first time, too. No number that was begun before may be
+    missing: a call that hangs would be."""
     last_kill, before = time.monotonic(), lines(plane.folder, "acknowledged")
     begun = set(range(max((each["number"] for each in before), default=0) + 1))
 
@@ -100,7 +107,8 @@ def must_go_on(plane: Plane) -> None:
 
 
 def must_stop_in_order(plane: Plane) -> None:
-    """A client that is killed once more leaves sessions behind; their slots, and all that were lost before, are free after one lease."""
+    """A client that is killed once more leaves sessions behind; their slots, and all that were lost
+    before, are free after one lease."""
     plane.kill("client")
     time.sleep(LEASE_S)
     wait_until(lambda: is_free(plane), PATIENCE_S, "no session, and nobody who waits for one, in the controller's eyes")

@@ -1,4 +1,6 @@
-"""`ludus train` with its environments in its own workers, while somebody kills: a worker, and the run itself."""
+"""`ludus train` with its environments in its own workers, while somebody kills: a worker, and the
+run itself.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Run:
         return [pid for pid in descendants(self.process.pid) if "worker" in words_of(pid)]
 
     def wait_for_held_turn(self) -> int:
-        """A worker in whose sandbox a session waits in the middle of a turn, until `plane.hold` is gone."""
+        """A worker in whose sandbox a session waits in the middle of a turn, until `plane.hold` is
+        gone."""
         hosts: list[int] = []
 
         def is_held() -> bool:
@@ -87,7 +90,8 @@ def test_a_killed_run_leaves_nothing_behind_and_resumed_it_goes_on_to_its_end_al
 
 
 def kill_a_run(config: RunConfig, plane: Plane) -> set[str]:
-    """In the middle of a turn, and with a checkpoint; the trajectories that were on disk by then."""
+    """In the middle of a turn, and with a checkpoint; the trajectories that were on disk by
+    then."""
     plane.hold.symlink_to(checkpoint_folder(config.folder, 1))  # a link to nowhere until there is one
     run = Run(config, plane)
     run.wait_for_held_turn()

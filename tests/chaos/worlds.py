@@ -1,7 +1,10 @@
-"""Worlds whose accounts can be checked. Promise: an answer lists everything said in the session; each turn is noted when it is carried out.
+"""Worlds whose accounts can be checked. Promise: an answer lists everything said in the session;
+each turn is noted when it is carried out.
 
-What was said is kept in the session's memory (Plain), in a sandbox (Boxed), or in a sandbox of a process of its own (Penned): a session
-that goes on without its past is found out by its answers, a turn that is carried out twice by the notes.
+What was said is kept in the session's memory (Plain), in a sandbox (Boxed), or in a sandbox of a
+process of its own (Penned): a session
+that goes on without its past is found out by its answers, a turn that is carried out twice by the
+notes.
 """
 
 import os
@@ -75,7 +78,8 @@ def marker() -> str:
 
 
 def hold() -> None:
-    """While this file is there, no turn ends, and who holds one says so: it is killed in the middle, however fast or slow anybody is."""
+    """While this file is there, no turn ends, and who holds one says so: it is killed in the
+    middle, however fast or slow anybody is."""
     path = os.environ.get("CHAOS_HOLD", "")
     if os.path.exists(path):
         append(f"{path}.by", str(os.getpid()))

@@ -1,4 +1,6 @@
-"""A controller and workers in a few lines, for tests of the client: they remember what was called, and go wrong to order."""
+"""A controller and workers in a few lines, for tests of the client: they remember what was called,
+and go wrong to order.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,12 @@ TASK = Task("echo/train/0", "echo", "train", {})
 
 
 class Peer:
-    """Something that listens; `await listen()` again after `await hang_up()` is a restart on the same port."""
+    """Something that listens; `await listen()` again after `await hang_up()` is a restart on the
+    same port.
+    """
 
     def __init__(self) -> None:
-        self.links: list[Connection] = []
+        self.connections: list[Connection] = []
         self.port = free_port()
         self.heard: list[tuple[str, Any]] = []
         self._server: Server | None = None
@@ -54,19 +58,19 @@ class Peer:
 
     async def cut(self) -> None:
         """All connections break; the next one is accepted."""
-        for link in self.links:
-            link._transport.transport.abort()
+        for connection in self.connections:
+            connection._transport.transport.abort()
         await asyncio.sleep(0)
 
     def greet(self, connection: Any, request: Any) -> Any:
         return None
 
-    async def _serve(self, connection: Any) -> None:
-        link = Connection(connection, handlers={**self.endpoints(), "ping": Handler(None, lambda _: "pong")})
-        self.links.append(link)
-        await link.run()
+    async def _serve(self, websocket: Any) -> None:
+        connection = Connection(websocket, handlers={**self.handlers(), "ping": Handler(None, lambda _: "pong")})
+        self.connections.append(connection)
+        await connection.run()
 
-    def endpoints(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         raise NotImplementedError
 
     def calls(self, name: str) -> list[Any]:
@@ -82,7 +86,7 @@ class EchoWorker(Peer):
         self.acts: dict[str, list[Action]] = {}
         self._running: dict[tuple[str, int, str], asyncio.Task[Observation]] = {}
 
-    def endpoints(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         bodies = {"start": Start, "act": Act, "solve": Solve, "close": Close, "renew": Renew}
         return {name: Handler(body, self.note(name, getattr(self, name))) for name, body in bodies.items()}
 
@@ -141,11 +145,11 @@ class EchoController(Peer):
             return connection.respond(401, "who are you?\n")
         return None
 
-    def endpoints(self) -> dict[str, Handler]:
+    def handlers(self) -> dict[str, Handler]:
         own = {"tasks": (AskTasks, self.tasks), "open": (Open, self.open), "withdraw": (Withdraw, lambda _: None)}
         own["environments"] = (None, lambda _: (Described("echo", max_turns=3, options={"loud": True}),))
         relayed = {
-            name: Handler(each.body, self._relay(name, each.function)) for name, each in self.worker.endpoints().items()
+            name: Handler(each.body, self._relay(name, each.function)) for name, each in self.worker.handlers().items()
         }
         return {name: Handler(body, self._note(name, function)) for name, (body, function) in own.items()} | relayed
 
@@ -177,8 +181,8 @@ class EchoController(Peer):
         return Opened(session_id, key=f"key of {session_id}", worker_id="w", address=address)
 
     def tell_ended(self, session_id: str, message: str) -> None:
-        for link in self.links:
-            link.tell("ended", Ended(session_id, cause="failed", message=message))
+        for connection in self.connections:
+            connection.tell("ended", Ended(session_id, cause="failed", message=message))
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ class FakeController:
         self.registered: asyncio.Queue[Register] = asyncio.Queue()
         self.ended: asyncio.Queue[Ended] = asyncio.Queue()
         self.beats: list[Heartbeat] = []
-        self.links: list[Connection] = []
+        self.connections: list[Connection] = []
         self.unknown: tuple[str, ...] = ()
         self.headers: list[dict] = []
         self.port = free_port()
@@ -31,24 +31,24 @@ class FakeController:
 
     @property
     def worker(self) -> Connection:
-        return self.links[-1]
+        return self.connections[-1]
 
     @asynccontextmanager
     async def listening(self):
         async with serve(self._serve, "127.0.0.1", self.port, max_size=None):
             yield self
 
-    async def _serve(self, connection):
-        assert connection.request.path == "/link/worker"
-        self.headers.append(dict(connection.request.headers))
-        endpoints = {
+    async def _serve(self, websocket):
+        assert websocket.request.path == "/link/worker"
+        self.headers.append(dict(websocket.request.headers))
+        handlers = {
             "register": Handler(Register, self._register),
             "heartbeat": Handler(Heartbeat, self.beats.append),
             "ended": Handler(Ended, self.ended.put_nowait),
         }
-        link = Connection(connection, handlers=endpoints, peer="the worker")
-        self.links.append(link)
-        await link.run()
+        connection = Connection(websocket, handlers=handlers, peer="the worker")
+        self.connections.append(connection)
+        await connection.run()
 
     def _register(self, register):
         self.registered.put_nowait(register)
@@ -62,22 +62,22 @@ class FakeController:
 
 
 @asynccontextmanager
-async def linked(address):
-    """A client's link to a worker."""
-    async with connect(address, max_size=None, compression=None) as connection:
-        link = Connection(connection, peer="the worker")
-        running = asyncio.create_task(link.run())
+async def connected(address):
+    """A client's connection to a worker."""
+    async with connect(address, max_size=None, compression=None) as websocket:
+        connection = Connection(websocket, peer="the worker")
+        running = asyncio.create_task(connection.run())
         try:
-            yield link
+            yield connection
         finally:
             running.cancel()
             await asyncio.wait([running])
 
 
-def act(link, text="red", *, turn=0, request="a", session_id="s1", key=None):
+def act(connection, text="red", *, turn=0, request="a", session_id="s1", key=None):
     key = f"key-{session_id}" if key is None else key
-    return link.call("act", Act(session_id, turn, Action(text), request, key), answer=Observation)
+    return connection.call("act", Act(session_id, turn, Action(text), request, key), answer=Observation)
 
 
-def start(link, session_id="s1"):
-    return link.call("start", Start(session_id, f"key-{session_id}"), answer=Observation)
+def start(connection, session_id="s1"):
+    return connection.call("start", Start(session_id, f"key-{session_id}"), answer=Observation)

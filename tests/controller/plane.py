@@ -1,4 +1,6 @@
-"""For tests of the controller: a worker that does what the test says, and a client, both over real links on loopback."""
+"""For tests of the controller: a worker that does what the test says, and a client, both over real
+connections on loopback.
+"""
 
 import asyncio
 import contextlib
@@ -35,7 +37,8 @@ def run(test, *, limit_s=180):
 
 
 def controller(**settings):
-    """Nobody is lost for being silent unless `pass_time` says that time has passed: a busy machine may stop us for seconds."""
+    """Nobody is lost for being silent unless `pass_time` says that time has passed: a busy machine
+    may stop us for seconds."""
     return serving(Settings(**{"grace_s": 0.3, "heartbeat_s": 60.0, **settings}))
 
 
@@ -70,30 +73,32 @@ async def until(condition, *, limit_s=60.0):
             await asyncio.sleep(0.005)
 
 
-class Linked:
-    def __init__(self, connection, link):
-        self.connection, self.link = connection, link
-        self.running = asyncio.create_task(link.run())
+class Connected:
+    def __init__(self, websocket, connection):
+        self.websocket, self.connection = websocket, connection
+        self.running = asyncio.create_task(connection.run())
 
     async def cut(self):
         """As if the process were killed."""
-        self.connection.transport.abort()
+        self.websocket.transport.abort()
         await asyncio.gather(self.running, return_exceptions=True)
 
     async def close(self):
-        await self.connection.close()
+        await self.websocket.close()
         await asyncio.gather(self.running, return_exceptions=True)
 
 
-async def dial(url, path, *, token="", endpoints=None):
+async def dial(url, path, *, token="", handlers=None):
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     address = url.replace("http", "ws", 1) + path
-    connection = await connect(address, additional_headers=headers, compression=None, max_size=None)
-    return Linked(connection, Connection(connection, handlers=endpoints))
+    websocket = await connect(address, additional_headers=headers, compression=None, max_size=None)
+    return Connected(websocket, Connection(websocket, handlers=handlers))
 
 
 class FakeWorker:
-    """Answers act with what it was told, remembers everything it was asked, and hangs while `may_act` is not set."""
+    """Answers act with what it was told, remembers everything it was asked, and hangs while
+    `may_act` is not set.
+    """
 
     def __init__(self, url, worker_id="w1", *, slots=4, environments=("maze",), token="", options=None):
         self.url, self.token = url, token
@@ -109,7 +114,7 @@ class FakeWorker:
         self.refuses = None
 
     async def join(self, *, keeps=True):
-        endpoints = {
+        handlers = {
             "open": Handler(SessionSpec, self._open),
             "tasks": Handler(AskTasks, self._tasks),
             "start": Handler(Start, self._start),
@@ -119,26 +124,26 @@ class FakeWorker:
             "renew": Handler(Renew, lambda renew: self.renewed.extend(renew.session_ids)),
             "drain": Handler(Drain, lambda drain: self.drains.append(drain.draining)),
         }
-        self.linked = await dial(self.url, "/link/worker", token=self.token, endpoints=endpoints)
+        self.connected = await dial(self.url, "/link/worker", token=self.token, handlers=handlers)
         running = tuple(self.sessions.values()) if keeps else ()
         register = Register(self.worker_id, self.environments, self.slots, "ws://w/link", running)
-        self.registered = await self.linked.link.call("register", register, answer=Registered)
+        self.registered = await self.connected.connection.call("register", register, answer=Registered)
         for session_id in self.registered.unknown:
             self.sessions.pop(session_id, None)
         return self
 
     def beat(self, *, draining=False):
-        self.linked.link.tell("heartbeat", Heartbeat(self.worker_id, len(self.sessions), draining))
+        self.connected.connection.tell("heartbeat", Heartbeat(self.worker_id, len(self.sessions), draining))
 
     def end(self, session_id, cause="done", message=""):
         self.sessions.pop(session_id, None)
-        self.linked.link.tell("ended", Ended(session_id, cause, message))
+        self.connected.connection.tell("ended", Ended(session_id, cause, message))
 
     async def cut(self):
-        await self.linked.cut()
+        await self.connected.cut()
 
     async def close(self):
-        await self.linked.close()
+        await self.connected.close()
 
     async def _open(self, spec):
         await self.may_open.wait()
@@ -171,33 +176,33 @@ class FakeWorker:
 
 
 class FakeClient:
-    def __init__(self, linked):
-        self.linked = linked
+    def __init__(self, connected):
+        self.connected = connected
         self.told: list[Ended] = []
 
     @classmethod
     async def dial(cls, url, *, token=""):
         told = []
-        client = cls(await dial(url, "/link", token=token, endpoints={"ended": Handler(Ended, told.append)}))
+        client = cls(await dial(url, "/link", token=token, handlers={"ended": Handler(Ended, told.append)}))
         client.told = told
         return client
 
     def open(self, *args, **options):
-        return asyncio.ensure_future(self.linked.link.call("open", wish(*args, **options), answer=Opened))
+        return asyncio.ensure_future(self.connected.connection.call("open", wish(*args, **options), answer=Opened))
 
     async def start(self, session_id):
-        return await self.linked.link.call("start", Start(session_id), answer=Observation)
+        return await self.connected.connection.call("start", Start(session_id), answer=Observation)
 
     async def act(self, session_id, *, turn=0, content="left", request_id="a0"):
-        return await self.linked.link.call(
+        return await self.connected.connection.call(
             "act", Act(session_id, turn, Action(content), request_id), answer=Observation
         )
 
     async def call(self, name, body=None, *, answer=None):
-        return await self.linked.link.call(name, body, answer=answer)
+        return await self.connected.connection.call(name, body, answer=answer)
 
     async def close(self):
-        await self.linked.close()
+        await self.connected.close()
 
 
 @contextlib.asynccontextmanager

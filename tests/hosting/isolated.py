@@ -1,4 +1,6 @@
-"""Environments that ask for a process of their own, and misbehave in it; and whether a process lives."""
+"""Environments that ask for a process of their own, and misbehave in it; and whether a process
+lives.
+"""
 
 import os
 import subprocess

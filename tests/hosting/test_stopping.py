@@ -95,7 +95,8 @@ def test_code_that_swallows_its_stop_is_stopped_again(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # a collector's callback swallows one
 def test_a_strike_never_lands_outside_of_the_authors_code():
-    """Stops at random moments around very short stays: each is either carried out inside, or forgotten."""
+    """Stops at random moments around very short stays: each is either carried out inside, or
+    forgotten."""
     stays, enough, outcomes = [Stay()], threading.Event(), []
 
     def victim():

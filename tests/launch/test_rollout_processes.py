@@ -368,9 +368,9 @@ def test_none_outlives_a_run_that_is_killed_nor_does_what_they_have_started(tmp_
             """
         )
     )
-    run = subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()}
-    )
+    root = Path(__file__).parents[2]
+    environ = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+    run = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environ)
     assert run.stdout is not None
     found = [int(pid) for pid in run.stdout.readline().split()]
     run.kill()

@@ -74,7 +74,8 @@ TRAJECTORIES = st.builds(
 
 
 def exact(value):
-    """Plain data that is equal only where arrays have the same bits, type and shape, and floats the same bits."""
+    """Plain data that is equal only where arrays have the same bits, type and shape, and floats the
+    same bits."""
     if isinstance(value, np.ndarray):
         return (value.dtype.str, value.shape, value.tobytes())
     if dataclasses.is_dataclass(value):

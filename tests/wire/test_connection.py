@@ -45,7 +45,8 @@ class Slow(StreamTransport):
 
 
 def connected(scene, **handlers):
-    """Runs `scene(here, there)` with two ends of a socketpair, and checks that both are empty afterwards."""
+    """Runs `scene(here, there)` with two ends of a socketpair, and checks that both are empty
+    afterwards."""
 
     async def main():
         transports = [await Slow.over(end) for end in socket.socketpair()]

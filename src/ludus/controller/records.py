@@ -31,10 +31,6 @@ Id = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=7 * 86400)]
 
 
-def new_session_id() -> str:
-    return session_id_of(secrets.randbits(ID_BITS))
-
-
 def new_key() -> str:
     return secrets.token_urlsafe(16)
 
@@ -45,9 +41,6 @@ def number_of(session_id: str) -> int:
 
 def session_id_of(number: int) -> str:
     return f"{number:0{ID_BITS // 4}x}"
-
-
-# ------------------------------------------------------------------------------------------------ client <-> controller
 
 
 class Described(Record, frozen=True):
@@ -94,8 +87,7 @@ class SessionSpec(Open, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, request: Open, *, session_id: str, key: str, client: str) -> SessionSpec:
-        fields = {name: getattr(request, name) for name in Open.__struct_fields__}
-        return cls(**fields, session_id=session_id, key=key, client=client)
+        return cls(**msgspec.structs.asdict(request), session_id=session_id, key=key, client=client)
 
 
 class Opened(Record, frozen=True):
@@ -111,9 +103,6 @@ class Withdraw(Record, frozen=True):
     """Cancels an `Open`: it leaves the queue, and a session that it has opened is closed."""
 
     request_id: str
-
-
-# ------------------------------------------------------------------------------------------------ turns: client -> worker (or controller)
 
 
 class Start(Record, frozen=True):
@@ -153,9 +142,6 @@ class Renew(Record, frozen=True):
 class Renewed(Record, frozen=True):
     ended: tuple[str, ...] = ()
     """Sessions that are over and were not renewed."""
-
-
-# ------------------------------------------------------------------------------------------------ worker <-> controller
 
 
 class Register(Record, frozen=True):

@@ -11,13 +11,14 @@ import asyncio
 import json
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from ludus.errors import nearest
 
+Clocks = set[asyncio.Timeout]
 _log = logging.getLogger(__name__)
 
 
@@ -58,16 +59,40 @@ def not_found(what: str, name: str, known: Iterable[str]) -> str:
 
 
 @asynccontextmanager
-async def within(limit_s: float, late: Callable[[], Exception]) -> AsyncIterator[asyncio.Timeout]:
-    """Like asyncio.timeout, but raises the error that `late` returns."""
-    clock = asyncio.timeout(limit_s)
+async def within(limit_s: float, late: Callable[[], Exception], *, clocks: Clocks | None = None) -> AsyncIterator[None]:
+    """Like asyncio.timeout, but raises the error that `late` returns. Its clock is in `clocks`
+    until it ends, so that `expire` can end it early."""
+    clock, clocks = asyncio.timeout(limit_s), set() if clocks is None else clocks
+    clocks.add(clock)
     try:
         async with clock:
-            yield clock
+            yield
     except TimeoutError:
         if not clock.expired():
             raise
         raise late() from None
+    finally:
+        clocks.discard(clock)
+
+
+@asynccontextmanager
+async def first_of(*work: Awaitable[Any], limit_s: float | None = None) -> AsyncIterator[Sequence[asyncio.Future[Any]]]:
+    """Begins all of `work` and waits until some of it is done; the block cancels the rest."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        await asyncio.wait(tasks, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def expire(clocks: Clocks) -> None:
+    now = asyncio.get_running_loop().time()
+    for clock in clocks:
+        if not clock.expired():
+            clock.reschedule(now)
 
 
 class Background:
@@ -92,9 +117,3 @@ class Background:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("a background task failed", exc_info=error)
-
-
-def retrieved(future: asyncio.Future[Any]) -> None:
-    """A done callback that marks a failure as seen, for futures whose callers may be gone."""
-    if not future.cancelled():
-        future.exception()

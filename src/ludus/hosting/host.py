@@ -16,6 +16,7 @@ import inspect
 import logging
 import math
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -127,42 +128,19 @@ class Host:
             HostedSession(session, host=self, task=Task("stray", "", ""), hold_s=self.max_hold_s).close_soon()
 
 
-class HostedSession:
-    """A live session of author code, as a client sees it."""
+class ClosableSession(ABC):
+    """What all kinds of sessions share: `solve` draws the player, and `close` runs once."""
 
-    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
-        self._sandbox = sandbox
-        self._session: Any = session
-        self._host = host
-        self._task = task
-        self._hold_s = hold_s
-        self._call: Call | None = None
-        self._closing: asyncio.Future[None] | None = None
-
-    async def start(self) -> Observation:
-        return await self._checked(checked_observation, "start")
-
-    async def act(self, action: Action) -> Observation:
-        return await self._checked(checked_observation, "act", action)
+    _closing: asyncio.Future[None] | None = None
 
     async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
         """The solver's action or, with probability `mistakes`, a random valid one."""
         player, seed = draw_player(mistakes=mistakes, rng=rng)
         return await self.propose(player, seed=seed)
 
+    @abstractmethod
     async def propose(self, player: Player, *, seed: int) -> Action:
         """The action of the environment's own player; a random one draws from `seed`."""
-        if getattr(self._session, player, None) is None:
-            raise ConfigError(
-                f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
-            )
-        arguments = (random.Random(seed),) if player == "random_action" else ()
-        return await self._checked(checked_action, player, *arguments)
-
-    @property
-    def authored(self) -> Any:
-        """The author's own session."""
-        return self._session
 
     async def close(self) -> None:
         """Returns within CLOSE_S and never raises: a failed close must not lose a finished
@@ -172,8 +150,33 @@ class HostedSession:
     def close_soon(self) -> asyncio.Future[None]:
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-            self._closing.add_done_callback(lambda _: self._host.live.discard(self))
         return self._closing
+
+    @abstractmethod
+    async def _close(self) -> None: ...
+
+
+class HostedSession(ClosableSession):
+    """A live session of author code, as a client sees it."""
+
+    def __init__(self, session: Session, *, host: Host, task: Task, hold_s: float, sandbox: Any = None) -> None:
+        self.authored: Any = session
+        self._host, self._task, self._hold_s, self._sandbox = host, task, hold_s, sandbox
+        self._call: Call | None = None
+
+    async def start(self) -> Observation:
+        return await self._checked(checked_observation, "start")
+
+    async def act(self, action: Action) -> Observation:
+        return await self._checked(checked_observation, "act", action)
+
+    async def propose(self, player: Player, *, seed: int) -> Action:
+        if getattr(self.authored, player, None) is None:
+            raise ConfigError(
+                f"environment {self._task.environment!r} has no {player}(); it cannot be played without a model"
+            )
+        arguments = (random.Random(seed),) if player == "random_action" else ()
+        return await self._checked(checked_action, player, *arguments)
 
     async def _close(self) -> None:
         try:
@@ -183,10 +186,11 @@ class HostedSession:
                 closing = self._host.call(self._sandbox.close, where=f"{self._task.id}: closing its sandbox")
                 with contextlib.suppress(EnvironmentFailed, TimeoutError):  # the reaper will find it
                     await asyncio.wait_for(closing, CLOSE_S)
+            self._host.live.discard(self)
 
     async def _close_session(self) -> None:
         if self._call is not None and self._call.running:  # still in the author's code: close after it
-            self._call.afterwards = lambda _result: _close_quietly(self._session)
+            self._call.afterwards = lambda _result: _close_quietly(self.authored)
             return
         try:
             async with asyncio.timeout(CLOSE_S):
@@ -195,7 +199,7 @@ class HostedSession:
             _log.warning("%s", error if str(error) else f"{self._task.id}: close did not return within {CLOSE_S:.0f} s")
 
     async def _run(self, name: str, *arguments: Any) -> Any:
-        method = getattr(self._session, name)
+        method = getattr(self.authored, name)
         function = partial(method, *arguments) if arguments else method
         where = f"{self._task.id}: {name}"
         return await self._host.call(function, where=where, began=self._remember, hold_s=self._hold_s)

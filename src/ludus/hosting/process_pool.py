@@ -10,28 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
+from ludus import errors
 from ludus.environments.environment import Environment
 from ludus.environments.needs import needs_of
 from ludus.environments.registry import search_path, source_of
-from ludus.errors import (
-    ConfigError,
-    ControllerFailed,
-    EnvironmentFailed,
-    LudusError,
-    TurnTimeout,
-    WorkerLost,
-    border,
-    describe,
-)
+from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.hosting.answers import serialisable
-from ludus.hosting.host import CLOSE_S, Player, draw_player
+from ludus.hosting.host import CLOSE_S, ClosableSession, Player
 from ludus.hosting.session_process import EnvironmentSpec, OpenTask, Propose
 from ludus.processes.supervisor import Process, Supervisor, memory_of
 from ludus.types import Action, Observation, Task
@@ -195,7 +186,7 @@ class SessionProcess(Process):
     ready: bool = False
 
     async def start(self) -> Self:
-        with border(EnvironmentFailed, f"{self.spec.name}: no process could be started"):
+        with errors.border(EnvironmentFailed, f"{self.spec.name}: no process could be started"):
             await super().start()
         assert self.connection is not None
         try:
@@ -210,7 +201,7 @@ class SessionProcess(Process):
         return self
 
     async def call(self, name: str, body: Any = None, *, answer: Any = None, where: str) -> Any:
-        """Any failure is EnvironmentFailed. A cancelled caller kills the process, which may hang."""
+        """Any failure is EnvironmentFailed. A cancelled caller kills the process: it may hang."""
         assert self.connection is not None
         try:
             return await self.connection.call(name, body, answer=answer)
@@ -231,12 +222,9 @@ class SessionProcess(Process):
         return self.explain()
 
 
-class IsolatedSession:
-    """A live session in a process of its own, as a client sees it."""
-
+class IsolatedSession(ClosableSession):
     def __init__(self, process: SessionProcess, *, pool: ProcessPool, task: Task) -> None:
         self._process, self._pool, self._task = process, pool, task
-        self._closing: asyncio.Future[None] | None = None
 
     async def start(self) -> Observation:
         return await self._call("start", answer=Observation)
@@ -244,18 +232,8 @@ class IsolatedSession:
     async def act(self, action: Action) -> Observation:
         return await self._call("act", action, answer=Observation)
 
-    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
-        player, seed = draw_player(mistakes=mistakes, rng=rng)
-        return await self.propose(player, seed=seed)
-
     async def propose(self, player: Player, *, seed: int) -> Action:
         return await self._call("propose", Propose(player, seed), answer=Action)
-
-    async def close(self) -> None:
-        """Returns within CLOSE_S and never raises; a cancelled caller does not stop it."""
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
         try:
@@ -263,7 +241,7 @@ class IsolatedSession:
                 async with asyncio.timeout(CLOSE_S + 1):  # the process keeps CLOSE_S itself, unless it hangs
                     await self._call("close")
         except (LudusError, TimeoutError) as error:
-            _log.warning("%s: close: %s", self._task.id, describe(error))
+            _log.warning("%s: close: %s", self._task.id, errors.describe(error))
         finally:
             self._pool.give_back(self._process)
 

@@ -15,6 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Coroutine, Generator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -32,13 +33,11 @@ class Stopped(BaseException):
 _STOPPED: Any = ctypes.py_object(Stopped)
 
 
+@dataclass(slots=True, eq=False)
 class Raised:
     """What a call raised, as a value: futures take no StopIteration, and SystemExit ends a loop."""
 
-    __slots__ = ("error",)
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    error: BaseException
 
 
 class Stay:

@@ -33,8 +33,6 @@ _numbers = itertools.count()
 
 
 class Call:
-    """One call on its way through the threads."""
-
     __slots__ = ("_claim", "afterwards", "begun_s", "function", "future", "loop", "returned", "stay", "written_off")
 
     def __init__(self, function: Callable[[], Any]) -> None:
@@ -89,7 +87,7 @@ class Threads:
         return call
 
     async def finish(self, call: Call) -> Any:
-        """The result of the call, or `Raised`."""
+        """The result, or `Raised`."""
         try:
             return await call.future
         except asyncio.CancelledError:

@@ -56,9 +56,6 @@ class _Completion(Record, frozen=True):
     policy: str
 
 
-# ------------------------------------------------------------------------------------------------ encoding
-
-
 def encode(value: Any) -> bytes:
     """JSON of a record or a type of `ludus.types`. A lone surrogate becomes a question mark."""
     if type(value) is Completion:
@@ -125,7 +122,6 @@ _encoder = msgspec.json.Encoder(enc_hook=_to_json)
 _envelopes = msgspec.json.Decoder(tuple[Envelope, ...])
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
-# ------------------------------------------------------------------------------------------------ failures
 
 _FAILURES: dict[str, type[LudusError]] = {
     name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, LudusError)

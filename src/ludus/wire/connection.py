@@ -5,8 +5,8 @@ Envelopes wait in the outbox; one task empties it into a frame whenever the tran
 lone call leaves at once, and under load dozens share a frame. Either end may call the handlers of
 the other.
 
-    call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox ──▶ ...
-      └─ waits in `_waiting` by id ◀──────────────── answer ◀───────────────────────────────────────┘
+    call() ──▶ outbox ──(frame)──▶ transport ──(frame)──▶ _read() ──▶ handler in a task ──▶ outbox
+      └─ waits in `_waiting` by id ◀──────────────── answer ◀─────────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -71,7 +71,6 @@ class Connection:
         self._serving: dict[object, asyncio.Future[Any]] = {}
         """Running handlers by the id of their call."""
         self._over: str | None = None
-        self._closed = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
     @property
@@ -79,10 +78,8 @@ class Connection:
         return self._over is None
 
     async def call(self, name: str, body: Any = None, *, answer: type[T] | Any = None, cancel: bool = False) -> T | Any:
-        """Calls the other end and returns its answer as the type `answer`.
-
-        When the caller is cancelled, the handler there runs on; with `cancel` it is cancelled too.
-        """
+        """Calls the other end and returns its answer as the type `answer`. When the caller is
+        cancelled, the handler there runs on; with `cancel` it is cancelled too."""
         if self._over is not None:
             raise WorkerLost(f"{self.peer} cannot be called any more: {self._over}")
         number = next(self._ids)
@@ -126,11 +123,6 @@ class Connection:
     async def close(self) -> None:
         await self._transport.close()
 
-    async def wait_closed(self) -> None:
-        await self._closed.wait()
-
-    # -------------------------------------------------------------------------------------------- writing
-
     def _post(self, envelope: Envelope) -> None:
         self._outbox.append(encode(envelope))
         self._has_mail.set()
@@ -146,8 +138,6 @@ class Connection:
                 await self._transport.send(b"[" + b",".join(mail) + b"]")
         except Exception:
             await self._transport.close()  # then `run` ends everything
-
-    # -------------------------------------------------------------------------------------------- reading
 
     def _read(self, frame: bytes | str) -> None:
         for envelope in decode_frame(frame):
@@ -206,9 +196,21 @@ class Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(WorkerLost(f"{self.peer} is lost: {reason}"))
-                future.exception()  # its caller may be gone already
+                retrieved(future)
         self._waiting.clear()
-        self._closed.set()
+
+
+def detached(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that continues without its callers, who may never see its failure."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(retrieved)
+    return task
+
+
+def retrieved(future: asyncio.Future[Any]) -> None:
+    """A done callback that marks a failure as seen, for futures whose callers may be gone."""
+    if not future.cancelled():
+        future.exception()
 
 
 def _packed(body: Any) -> msgspec.Raw:

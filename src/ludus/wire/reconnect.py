@@ -19,9 +19,9 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost, describe
 from ludus.wire.codec import MAX_FRAME_BYTES
-from ludus.wire.connection import Connection, Handler
+from ludus.wire.connection import Connection, Handler, detached
 
-_jitter = random.Random()  # not the global state, which belongs to authors and is watched by checks
+jitter = random.Random()  # not the global state, which belongs to authors and is watched by checks
 CONNECT_S = 5.0
 """For one attempt: an address that drops packets must not hold up everybody."""
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
@@ -75,7 +75,7 @@ class ReconnectingConnection:
             except ControllerFailed as error:
                 if error.status != TOO_FAST:
                     raise
-                await asyncio.sleep(_jitter.uniform(0.5, 1.5) * TOO_FAST_S)
+                await asyncio.sleep(jitter.uniform(0.5, 1.5) * TOO_FAST_S)
 
     def tell(self, name: str, body: Any = None) -> None:
         if self._connection is not None:
@@ -96,8 +96,7 @@ class ReconnectingConnection:
         if self._closed or time.monotonic() < until:
             raise Unreachable(f"{self.peer} cannot be reached: {'this client is closed' if self._closed else reason}")
         if self._dialling is None or self._dialling.done():
-            self._dialling = asyncio.create_task(self._dial())
-            self._dialling.add_done_callback(_retrieved)
+            self._dialling = detached(self._dial())
         return await asyncio.shield(self._dialling)
 
     async def _dial(self) -> Connection:
@@ -114,16 +113,8 @@ class ReconnectingConnection:
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _connect(self) -> Connection:
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
         try:
-            websocket = await connect(
-                self.url,
-                additional_headers=headers,
-                compression=None,
-                max_size=MAX_FRAME_BYTES,
-                open_timeout=CONNECT_S,
-                proxy=None,
-            )
+            websocket = await websocket_to(self.url, token=self._token)
         except InvalidStatus as error:
             if error.response.status_code in (401, 403):
                 raise ControllerFailed(_refused(self.peer, token=self._token), status=401) from None
@@ -133,6 +124,19 @@ class ReconnectingConnection:
         self._running.add(running)
         running.add_done_callback(self._running.discard)
         return self._connection
+
+
+def websocket_to(url: str, *, token: str, **options: Any) -> connect:
+    """A websocket to a controller or worker, to be awaited or entered."""
+    return connect(
+        url,
+        additional_headers={"Authorization": f"Bearer {token}"} if token else {},
+        compression=None,
+        max_size=MAX_FRAME_BYTES,
+        open_timeout=CONNECT_S,
+        proxy=None,
+        **options,
+    )
 
 
 def connection_url(url: str) -> str:
@@ -150,8 +154,3 @@ def _refused(peer: str, *, token: str) -> str:
     return (
         f"{peer} refuses this client: {got}. Set LUDUS_TOKEN, or name a file that holds it with controller.token_file"
     )
-
-
-def _retrieved(task: asyncio.Task[Connection]) -> None:
-    if not task.cancelled():
-        task.exception()

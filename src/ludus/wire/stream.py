@@ -14,8 +14,6 @@ _READ_AHEAD_BYTES = 2**20
 
 
 class StreamTransport:
-    """A Transport over a stream."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 

@@ -1,4 +1,6 @@
-"""Environments as AgentRL's authors write them, run by the unmodified worker package. Not imported by our tests: `peers.py` starts them."""
+"""Environments as AgentRL's authors write them, run by the unmodified worker package. Not imported
+by our tests: `peers.py` starts them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ PUT = {
 
 
 class Double(Task):
-    """Text. The number is the index; the right answer is twice as much. Like ALFWorld's class, it never forgets an early bad turn."""
+    """Text. The number is the index; the right answer is twice as much. Like ALFWorld's class, it
+    never forgets an early bad turn.
+    """
 
     def __init__(self, num_tasks: int = 5, rounds: int = 4, strings: bool = False, **settings) -> None:
         super().__init__(**settings)
@@ -71,7 +75,9 @@ class Double(Task):
 
 
 class Shelf(Task):
-    """Tools, blocking code on a thread, and the whole history again every turn. Cancelling is not its business: it knows nothing of it."""
+    """Tools, blocking code on a thread, and the whole history again every turn. Cancelling is not
+    its business: it knows nothing of it.
+    """
 
     def __init__(self, num_tasks: int = 3, **settings) -> None:
         super().__init__(tools=[PUT], **settings)
@@ -95,7 +101,9 @@ class Shelf(Task):
 
 
 class Deaf(Task):
-    """Takes any answer, never ends by itself, and does not handle being cancelled: what cancels it occupies its slot for ever."""
+    """Takes any answer, never ends by itself, and does not handle being cancelled: what cancels it
+    occupies its slot for ever.
+    """
 
     def get_indices(self) -> list:
         return [0]

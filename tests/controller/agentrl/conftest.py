@@ -24,7 +24,8 @@ BY_STREAM = {"stream-std"}
 
 @pytest.fixture(scope="session")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
-    """A controller with AgentRL's workers, each a process of its own as their command line starts it, one of them over gRPC."""
+    """A controller with AgentRL's workers, each a process of its own as their command line starts
+    it, one of them over gRPC."""
     folder = tmp_path_factory.mktemp("agentrl")
     config = folder / "tasks.yaml"
     config.write_text(CONFIG)

@@ -1,4 +1,6 @@
-"""AgentRL's own command line for every line of stdin: `NAME CONFIG CONTROLLER PORT`. Forked: importing it takes seconds."""
+"""AgentRL's own command line for every line of stdin: `NAME CONFIG CONTROLLER PORT`. Forked:
+importing it takes seconds.
+"""
 
 from __future__ import annotations
 

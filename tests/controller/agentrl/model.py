@@ -1,4 +1,6 @@
-"""An OpenAI-compatible server with a model that plays by rule: it doubles numbers after one bad answer, and finds numbers by bisection."""
+"""An OpenAI-compatible server with a model that plays by rule: it doubles numbers after one bad
+answer, and finds numbers by bisection.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A controller in a thread and AgentRL's own programs in processes, for tests that cross from one to the other."""
+"""A controller in a thread and AgentRL's own programs in processes, for tests that cross from one
+to the other.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Half:
 
 
 class Plane:
-    """A controller and a worker of ours, with their own loop and thread; `call` runs a coroutine function there."""
+    """A controller and a worker of ours, with their own loop and thread; `call` runs a coroutine
+    function there.
+    """
 
     def __init__(self, *, ours: bool = True, **settings: Any) -> None:
         self._ours = ours

@@ -1,4 +1,6 @@
-"""AgentRL's own evaluator, playing our environments and those of its own workers through our controller."""
+"""AgentRL's own evaluator, playing our environments and those of its own workers through our
+controller.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_unknown_fields_survive_between_its_model_and_its_own_worker(results, na
 
 @pytest.mark.parametrize("name", TASKS[:2], ids=["http", "grpc"])
 def test_a_win_after_its_malformed_first_answer_is_completed(results, name):
-    """Their class says `agent validation failed` to the end, and their trainer would punish that."""
+    """Their class says `agent validation failed` to the end, and their trainer would punish
+    that."""
     assert {row["status"] for row in results[name]} == {"completed"}
     assert {row["metric_score"] for row in results[name]} == {0.5}
 

@@ -1,4 +1,6 @@
-"""Who beats, who is gone, and what a restart finds; with workers of a few lines instead of AgentRL's."""
+"""Who beats, who is gone, and what a restart finds; with workers of a few lines instead of
+AgentRL's.
+"""
 
 from __future__ import annotations
 
@@ -119,14 +121,14 @@ def test_a_repeated_turn_is_answered_and_another_one_refused():
         session_id = (await opened(controller)).session_id
         act = Act(session_id, 0, Action("one"), request_id="q")
         with pytest.raises(ControllerFailed, match="not been started"):
-            await controller.act(act, client=CLIENT)
-        first = await controller.start(Start(session_id), client=CLIENT)
-        assert await controller.start(Start(session_id), client=CLIENT) == first
-        answers = await asyncio.gather(*(controller.act(act, client=CLIENT) for _ in range(3)))
+            await controller.turn(act, client=CLIENT)
+        first = await controller.turn(Start(session_id), client=CLIENT)
+        assert await controller.turn(Start(session_id), client=CLIENT) == first
+        answers = await asyncio.gather(*(controller.turn(act, client=CLIENT) for _ in range(3)))
         assert [answer.messages[0].content for answer in answers] == ["one"] * 3
         for turn, request_id in [(0, "other"), (5, "q")]:
             with pytest.raises(ControllerFailed, match="at turn 1") as refused:
-                await controller.act(Act(session_id, turn, Action("x"), request_id=request_id), client=CLIENT)
+                await controller.turn(Act(session_id, turn, Action("x"), request_id=request_id), client=CLIENT)
             assert refused.value.status == 409
         assert worker.started == [number_of(session_id)]
 
@@ -140,9 +142,9 @@ def test_a_session_that_ends_with_an_answer_still_under_way_is_not_lost():
     async def play(controller: Controller, fleet: Fleet) -> None:
         await fleet.beat(worker.beat(), owner=CLIENT)
         session_id = (await opened(controller)).session_id
-        await controller.start(Start(session_id), client=CLIENT)
+        await controller.turn(Start(session_id), client=CLIENT)
         worker.slow.clear()
-        last = asyncio.create_task(controller.act(Act(session_id, 0, Action("bye"), request_id="q"), client=CLIENT))
+        last = asyncio.create_task(controller.turn(Act(session_id, 0, Action("bye"), request_id="q"), client=CLIENT))
         await until(lambda: not worker.sessions)
         await fleet.reconcile()
         assert session_id in controller.roster.sessions
@@ -168,7 +170,7 @@ def test_what_a_restarted_controller_finds_is_ended_on_both_sides(tmp_path):
         await fleet.beat(worker.beat(), owner=CLIENT)
         await until(lambda: not worker.sessions)
         with pytest.raises(WorkerLost, match="came back without it"):
-            await controller.start(Start(session_id), client=CLIENT)
+            await controller.turn(Start(session_id), client=CLIENT)
         await until(lambda: fleet.workers["agentrl-a-1"].slots == 2)
         numbers.append(number_of((await opened(controller)).session_id))
 
@@ -187,7 +189,7 @@ def test_a_worker_that_nobody_can_reach_is_lost_and_its_beat_brings_it_back():
         worker.dead = True
         await until(lambda: not fleet.workers)
         with pytest.raises(WorkerLost, match="nobody there"):
-            await controller.start(Start(session_id), client=CLIENT)
+            await controller.turn(Start(session_id), client=CLIENT)
         with pytest.raises(ConfigError, match="cannot be called"):
             await fleet.beat(worker.beat(), owner=CLIENT)
         worker.dead, worker.sessions = False, {}
@@ -231,7 +233,7 @@ def test_a_worker_that_beats_with_other_tasks_was_started_anew():
         session_id = (await opened(controller)).session_id
         await fleet.beat(worker.beat(indices=("a", "b")), owner=CLIENT)
         with pytest.raises(LudusError, match="restarted"):
-            await controller.start(Start(session_id), client=CLIENT)
+            await controller.turn(Start(session_id), client=CLIENT)
         await until(lambda: not worker.sessions)
         assert fleet.workers["agentrl-a-1"].indices == ("a", "b")
 

@@ -30,7 +30,7 @@ def guess(arguments: str) -> dict:
     }
 
 
-# ------------------------------------------------------------------------------------------------ our environments
+# --------------------------------------------------------------------------------- our environments
 
 
 def test_rewards_add_up_because_only_the_last_one_counts_with_them(api):
@@ -64,7 +64,7 @@ def test_a_call_that_cannot_be_read_is_answered_and_the_session_goes_on_to_win(a
     bad = api.say(number, guess("{broken")).json()
     assert bad["messages"][0]["role"] == "tool"
     assert bad["messages"][0]["tool_call_id"] == "call-guess"
-    assert "not JSON" in bad["messages"][0]["content"]
+    assert "no JSON" in bad["messages"][0]["content"]
     wrong = api.say(number, guess('{"number": 0}')).json()
     left = wrong["messages"][0]["content"].split("left ")[1].split()
     while not (answer := api.say(number, guess(json.dumps({"number": int(left[len(left) // 2])}))).json())["finish"]:
@@ -85,7 +85,7 @@ def test_a_task_can_be_named_by_its_id(api):
     api.cancel(number)
 
 
-# ------------------------------------------------------------------------------------------------ their workers
+# ------------------------------------------------------------------------------------ their workers
 
 
 def test_indices_follow_their_rules(has, api):
@@ -191,7 +191,7 @@ def test_a_worker_that_cannot_be_called_does_not_join(plane, api, monkeypatch):
     assert plane.worker("x") is None
 
 
-# ------------------------------------------------------------------------------------------------ operators
+# ---------------------------------------------------------------------------------------- operators
 
 
 def test_a_stale_worker_gets_no_new_sessions(has, api, monkeypatch):
@@ -225,7 +225,7 @@ def test_the_version_is_the_one_they_know(api):
     assert api.get("version").json() == {"variant": "nova", "version": 1}
 
 
-# ------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 
 @pytest.mark.parametrize("number", ["", "x", "-1", "9" * 40, "12", "٣"])

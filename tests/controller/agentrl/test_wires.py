@@ -10,7 +10,8 @@ from ludus.errors import EnvironmentFailed, WorkerLost
 
 
 def with_server(answers: list[bytes], play: Callable[[HttpWire], Awaitable[None]]) -> list[int]:
-    """Answers requests in order, on connections that it keeps open; says on which connection each request came."""
+    """Answers requests in order, on connections that it keeps open; says on which connection each
+    request came."""
     used: list[int] = []
     connections: list[asyncio.StreamWriter] = []
 

@@ -235,7 +235,8 @@ def test_a_session_that_their_worker_has_lost_ends_as_failed(has):
 
 
 def test_after_a_500_of_their_worker_the_next_calls_do_not_notice(has):
-    """It closes the connection of a 500 without saying so; a session that gets one ends, and no other is handed that connection."""
+    """It closes the connection of a 500 without saying so; a session that gets one ends, and no
+    other is handed that connection."""
     plane = has("worded")
     api = Api(plane.api)
     for _ in range(20):

@@ -169,7 +169,8 @@ async def first_act(client):
 
 
 def test_blocking_sessions_do_not_stall_the_loop_or_each_other():
-    """All 40 wait at one barrier: only if they are on threads of their own, and the loop goes on, does any of them pass."""
+    """All 40 wait at one barrier: only if they are on threads of their own, and the loop goes on,
+    does any of them pass."""
     barrier = threading.Barrier(41)
 
     class Waits(Adder):

@@ -1,4 +1,6 @@
-"""The client's side of the wire: what it does when lines break, and that it never hangs. Its other ends are fakes; e2e has real ones."""
+"""The client's side of the wire: what it does when lines break, and that it never hangs. Its other
+ends are fakes; e2e has real ones.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from ludus.controller.client.remote import RemoteClient
 from ludus.errors import ConfigError, ControllerFailed, WorkerLost
 from ludus.hosting.host import draw_player
 from ludus.types import Action
-from ludus.wire import reconnect as line_module
+from ludus.wire import reconnect as reconnect_module
 from tests.controller.echo import TASK, plane
 
 
@@ -35,7 +37,7 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-# ------------------------------------------------------------------------------------------------ all is well
+# -------------------------------------------------------------------------------------- all is well
 
 
 def test_a_session_is_opened_at_the_controller_and_played_at_the_worker():
@@ -65,7 +67,7 @@ def test_a_hundred_sessions_share_one_connection_to_each_end():
 
     async def scenario(client, controller, worker):
         await asyncio.gather(*(one(client) for _ in range(100)))
-        assert (len(controller.links), len(worker.links)) == (1, 1)
+        assert (len(controller.connections), len(worker.connections)) == (1, 1)
         assert len({act.request_id for act in worker.calls("act")}) == 100
 
     run(scenario)
@@ -111,7 +113,7 @@ def test_an_unknown_environment_is_answered_with_the_near_one():
     run(scenario)
 
 
-# ------------------------------------------------------------------------------------------------ lines break
+# -------------------------------------------------------------------------------------- lines break
 
 
 def test_an_act_whose_connection_breaks_is_repeated_and_not_executed_twice():
@@ -137,7 +139,7 @@ def test_a_call_that_always_breaks_its_connection_is_not_repeated_for_ever():
         session = await client.open(TASK, seed=0)
         with pytest.raises(WorkerLost, match="worker w is lost"):
             await session.act(Action("poison"))
-        assert len(worker.calls("act")) == line_module.MAX_TIMES
+        assert len(worker.calls("act")) == reconnect_module.MAX_TIMES
 
     run(scenario)
 
@@ -150,7 +152,7 @@ def test_a_worker_out_of_reach_is_played_through_the_controller(address):
         assert (await session.act(Action("a"))).messages[0].content == "a"
         await until(lambda: controller.calls("renew"))
         await session.close()
-        assert (len(controller.calls("act")), worker.links, worker.acts) == (1, [], {})
+        assert (len(controller.calls("act")), worker.connections, worker.acts) == (1, [], {})
 
     run(scenario, lease_s=0.1)
 
@@ -283,7 +285,7 @@ def test_closing_never_raises_and_leaves_nothing_running():
     run(scenario, patience_s=0.3)
 
 
-# ------------------------------------------------------------------------------------------------ opening
+# ------------------------------------------------------------------------------------------ opening
 
 
 @pytest.mark.parametrize(
@@ -375,11 +377,11 @@ def test_what_is_too_large_to_send_is_refused_and_nobody_else_notices(monkeypatc
             await loud.act(Action("x" * 20_000))
         assert refusal.value.status == 413
         assert (await acting).messages[0].content == "a"
-        assert len(worker.links) == 1
+        assert len(worker.connections) == 1
 
     run(scenario)
 
 
 def test_something_that_is_no_url_is_told_what_one_looks_like():
     with pytest.raises(ConfigError, match=r"'localhost:7100' is not a controller's URL.*http://127"):
-        line_module.connection_url("localhost:7100")
+        reconnect_module.connection_url("localhost:7100")

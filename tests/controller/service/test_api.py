@@ -57,7 +57,8 @@ def test_a_whole_session_with_nothing_but_http():
 
 
 def test_two_clients_on_one_session_and_a_repeated_turn_are_the_workers_to_judge():
-    """The relay passes turn and request id on, so that the worker can tell a repetition from a second player."""
+    """The relay passes turn and request id on, so that the worker can tell a repetition from a
+    second player."""
 
     async def test():
         async with web() as (_, worker, http):

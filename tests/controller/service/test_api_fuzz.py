@@ -1,4 +1,6 @@
-"""Whatever the OpenAPI description allows, and what it does not: the controller has an answer for it."""
+"""Whatever the OpenAPI description allows, and what it does not: the controller has an answer for
+it.
+"""
 
 import asyncio
 import threading

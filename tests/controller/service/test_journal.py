@@ -72,7 +72,7 @@ def test_changes_are_written_while_it_runs_not_only_at_the_end(tmp_path):
         put(journal, row(1))
         journal.drop("s0")
         async with asyncio.timeout(60):
-            while journal._sessions:
+            while journal._changes:
                 await asyncio.sleep(0.01)
         assert journal._writing is not None
         await journal._writing

@@ -1,4 +1,6 @@
-"""Controller, worker and client in processes of their own, and what kill -9 of each does to the others."""
+"""Controller, worker and client in processes of their own, and what kill -9 of each does to the
+others.
+"""
 
 import asyncio
 import contextlib
@@ -69,7 +71,8 @@ class Plane:
 
 
 def played(test, tmp_path, *, heartbeat_s):
-    """Three heartbeats and the grace are what a restarted controller gives its workers to come back."""
+    """Three heartbeats and the grace are what a restarted controller gives its workers to come
+    back."""
 
     async def play():
         plane = Plane(tmp_path, heartbeat_s=heartbeat_s)

@@ -76,7 +76,7 @@ def test_a_worker_that_has_no_slot_after_all_is_believed_for_a_moment():
     assert roster.tick(1) == [Place(wish.session_id, "w1")]
 
 
-# ------------------------------------------------------------------------------------------------ fairness
+# ----------------------------------------------------------------------------------------- fairness
 
 
 def served(roster, wishes, *, held):

@@ -1,4 +1,6 @@
-"""What the roster makes of workers that come, go and come back, of leases that run out, and of its own restart."""
+"""What the roster makes of workers that come, go and come back, of leases that run out, and of its
+own restart.
+"""
 
 import pytest
 
@@ -158,7 +160,7 @@ def test_a_worker_speaks_only_for_its_own_sessions():
     assert roster.find(wish.session_id, client="ann").worker_id == home
 
 
-# ------------------------------------------------------------------------------------------------ leases and restarts
+# ------------------------------------------------------------------------------ leases and restarts
 
 
 def test_the_controller_keeps_the_leases_of_workers_that_do_not():

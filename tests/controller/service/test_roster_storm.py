@@ -11,7 +11,9 @@ ENVIRONMENTS = ["a", "b"]
 
 
 class Storm(RuleBasedStateMachine):
-    """Anything may happen, in any order. A model of what is really running on workers stands beside the roster."""
+    """Anything may happen, in any order. A model of what is really running on workers stands beside
+    the roster.
+    """
 
     asks = Bundle("asks")
 

@@ -127,7 +127,7 @@ def test_an_environments_failure_keeps_its_name_through_the_relay():
     run(test())
 
 
-# ------------------------------------------------------------------------------------------------ clients come and go
+# ------------------------------------------------------------------------------ clients come and go
 
 
 def test_a_client_that_vanishes_leaves_the_queue_but_not_its_sessions():
@@ -136,7 +136,7 @@ def test_a_client_that_vanishes_leaves_the_queue_but_not_its_sessions():
             kept = await client.open(0)
             queued = client.open(1)
             await until(lambda: len(served.controller.roster.waiting) == 1)
-            await client.linked.cut()
+            await client.connected.cut()
             await until(lambda: len(served.controller.roster.waiting) == 0)
             assert kept.session_id in worker.sessions
             with pytest.raises(WorkerLost):

@@ -40,7 +40,7 @@ def test_a_revoked_tokens_link_is_closed(tmp_path):
             tokens.write_text("bob fine\n")
             reason = await asyncio.wait_for(ann.running, 60)
             assert "revoked" in reason
-            assert await bob.link.call("environments") is None
+            assert await bob.connection.call("environments") is None
             await bob.close()
 
     run(test())
@@ -61,13 +61,13 @@ def test_a_client_that_calls_too_fast_over_its_link_hears_429():
     async def test():
         async with controller(max_rate=20) as served:
             stop_time(served)
-            linked = await dial(served.url, "/link")
-            calls = [linked.link.call("environments") for _ in range(60)]
+            connected = await dial(served.url, "/link")
+            calls = [connected.connection.call("environments") for _ in range(60)]
             answers = await asyncio.gather(*calls, return_exceptions=True)
             refused = [answer for answer in answers if isinstance(answer, ControllerFailed)]
             assert len(refused) == 40
             assert {each.status for each in refused} == {429}
-            await linked.close()
+            await connected.close()
 
     run(test())
 
@@ -76,10 +76,10 @@ def test_a_frame_that_is_no_frame_ends_the_link_and_nobody_elses():
     async def test():
         async with plane() as (served, _, client):
             bad = await dial(served.url, "/link")
-            await bad.connection.send(b'{"not": "a frame"')
+            await bad.websocket.send(b'{"not": "a frame"')
             await asyncio.wait_for(bad.running, 60)
             with pytest.raises(ConnectionClosed):
-                await bad.connection.recv()
+                await bad.websocket.recv()
             assert await client.open()
 
     run(test())
@@ -90,7 +90,7 @@ def test_a_frame_too_large_ends_its_link_and_nobody_elses():
         async with plane() as (served, _, client):
             bad = await dial(served.url, "/link")
             with contextlib.suppress(ConnectionClosed):
-                await bad.connection.send(b"x" * (MAX_FRAME_BYTES + 1))
+                await bad.websocket.send(b"x" * (MAX_FRAME_BYTES + 1))
             assert "too big" in await asyncio.wait_for(bad.running, 60)
             assert await client.open()
 

@@ -1,4 +1,6 @@
-"""Workers that join, fall silent, break off, come back or are somebody else's, and a controller that is restarted under them."""
+"""Workers that join, fall silent, break off, come back or are somebody else's, and a controller
+that is restarted under them.
+"""
 
 import asyncio
 
@@ -97,7 +99,7 @@ def test_a_silent_worker_is_lost_though_its_connection_stands_and_may_join_again
             pass_time(served, seconds=3 * served.controller.settings.heartbeat_s)
             with pytest.raises(WorkerLost, match="3 heartbeats"):
                 await acting
-            await asyncio.wait_for(worker.linked.running, 60)
+            await asyncio.wait_for(worker.connected.running, 60)
             await worker.join()
             assert worker.registered.unknown == (opened.session_id,)
             assert served.controller.roster.seats["w1"].free == 4
@@ -124,7 +126,7 @@ def test_a_second_link_of_a_worker_replaces_the_first_and_the_firsts_end_changes
     async def test():
         async with plane() as (served, worker, client):
             opened = await client.open()
-            old = worker.linked
+            old = worker.connected
             await worker.join()
             await old.cut()
             await asyncio.sleep(0.05)  # the controller has noticed
@@ -188,12 +190,12 @@ def test_workers_of_one_environment_must_agree_about_it():
 def test_a_worker_that_cannot_be_used_is_refused_with_the_reason(register, message):
     async def test():
         async with controller() as served:
-            linked = await dial(served.url, "/link/worker")
+            connected = await dial(served.url, "/link/worker")
             with pytest.raises(ConfigError, match=message):
-                await linked.link.call("register", register)
+                await connected.connection.call("register", register)
             with pytest.raises(ControllerFailed, match="register"):
-                await linked.link.call("ended", Ended("x"))
-            await linked.close()
+                await connected.connection.call("ended", Ended("x"))
+            await connected.close()
 
     run(test())
 
@@ -245,7 +247,7 @@ def test_the_controller_keeps_the_leases_of_third_party_workers():
     run(test())
 
 
-# ------------------------------------------------------------------------------------------------ restart
+# ------------------------------------------------------------------------------------------ restart
 
 
 def test_after_a_restart_sessions_whose_worker_returns_go_on_and_the_others_fail(tmp_path):
@@ -256,7 +258,7 @@ def test_after_a_restart_sessions_whose_worker_returns_go_on_and_the_others_fail
             client = await FakeClient.dial(served.url)
             one, other = await client.open(0), await client.open(1)
             served.controller.drain("stays", draining=True)
-        await asyncio.gather(client.linked.running, stays.linked.running, dies.linked.running)
+        await asyncio.gather(client.connected.running, stays.connected.running, dies.connected.running)
         kept, lost = (one, other) if one.worker_id == "stays" else (other, one)
         async with controller(state=str(tmp_path)) as served:
             stays.url = served.url

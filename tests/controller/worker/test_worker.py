@@ -18,7 +18,7 @@ from ludus.environments.fake import FakeEnvironment, FakeSession
 from ludus.errors import ControllerFailed, EnvironmentFailed, WorkerLost
 from ludus.hosting.process_pool import PoolLimits
 from ludus.types import Action, Observation, Task
-from tests.controller.fake_controller import FakeController, act, linked, start
+from tests.controller.fake_controller import FakeController, act, connected, start
 from tests.controller.plane import until
 from tests.hosting.isolated import Isolated, ends
 
@@ -51,7 +51,7 @@ def test_a_worker_says_what_it_offers_and_plays_a_session_on_its_own_link():
             tasks = await controller.worker.call("tasks", AskTasks("fake", "test"), answer=tuple[Task, ...])
             assert len(tasks) == 20
             await controller.open(environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 seen = [await start(client)]
                 for turn in range(2):
                     ask = Solve("s1", "solve", turn, "key-s1")
@@ -73,7 +73,7 @@ def test_refusals_travel_with_their_status():
             await controller.open(environment="fake")
             with pytest.raises(ControllerFailed) as full:
                 await controller.open("s2", environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 with pytest.raises(ControllerFailed) as stranger:
                     await act(client, key="key-s2")
                 with pytest.raises(ControllerFailed) as unknown:
@@ -119,14 +119,14 @@ def test_an_act_outlives_the_link_it_came_over_and_is_joined_over_the_next():
     async def scene():
         async with running([held]) as (controller, _, register):
             await controller.open(environment="fake")
-            async with linked(register.address) as first:
+            async with connected(register.address) as first:
                 await start(first)
                 lost = asyncio.ensure_future(act(first))
                 assert await asyncio.to_thread(held.acting.wait, 60)
                 await first.close()
                 with pytest.raises(WorkerLost):
                     await lost
-            async with linked(register.address) as second:
+            async with connected(register.address) as second:
                 joining = asyncio.ensure_future(act(second))
                 await asyncio.sleep(0.05)
                 held.let_go.set()
@@ -160,7 +160,7 @@ def test_a_restarted_controller_learns_what_runs_and_sessions_go_on(monkeypatch)
         async with running([FakeEnvironment()]) as (controller, worker, register):
             await controller.open("s1", environment="fake")
             await controller.open("s2", environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await start(client)
                 controller.unknown = ("s2",)
                 await controller.worker.close()
@@ -225,7 +225,7 @@ def test_a_megabyte_travels():
     async def scene():
         async with running([FakeEnvironment(fault="megabyte")]) as (controller, _, register):
             await controller.open(environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await start(client)
                 return await act(client)
 
@@ -238,7 +238,7 @@ def test_an_environment_that_raises_what_ends_processes_ends_only_its_session():
         async with running(environments) as (controller, _, register):
             await controller.open("s1", environment="fake")
             await controller.open("s2", environment="well")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await start(client, "s1")
                 with pytest.raises(EnvironmentFailed, match="act raised SystemExit"):
                     await act(client)
@@ -265,7 +265,7 @@ def test_a_stopped_worker_lets_its_sessions_finish():
     async def scene():
         async with running([FakeEnvironment(turns=1)]) as (controller, worker, register):
             await controller.open(environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await start(client)
                 worker.stop()
                 with pytest.raises(ControllerFailed, match="draining"):
@@ -305,7 +305,7 @@ def test_sessions_with_their_own_process_are_played_and_killed_like_the_others()
         async with running(environments, pool_limits=PoolLimits(num_warm=1)) as (controller, worker, register):
             await controller.open("s1", environment="isolated", timeout_s=2.0)
             await controller.open("s2", environment="fake")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 pid = int((await start(client)).messages[-1].content)
                 with pytest.raises(EnvironmentFailed, match=r"act exceeded 2 s and was stopped"):
                     await act(client, "loop")
@@ -343,7 +343,7 @@ def test_a_session_that_ends_while_the_worker_registers_is_told_afterwards():
             controller.may_answer.clear()
             await controller.worker.close()
             again = await controller.registered.get()
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await client.call("close", Close("s1", "key-s1"))
             controller.may_answer.set()
             async with asyncio.timeout(60):

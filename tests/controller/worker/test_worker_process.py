@@ -13,7 +13,7 @@ import pytest
 
 from ludus.controller.records import Close
 from ludus.errors import EnvironmentFailed, WorkerLost
-from tests.controller.fake_controller import FakeController, act, linked, start
+from tests.controller.fake_controller import FakeController, act, connected, start
 from tests.controller.plane import until
 from tests.hosting.isolated import alive, ends
 
@@ -46,7 +46,7 @@ def test_sigterm_drains_a_worker_process_and_it_exits_with_0():
         controller = FakeController()
         async with process(FAKE, "--slots", "2", controller=controller) as (ludus, register):
             await controller.open(environment="fake_environment")
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 await start(client)
                 ludus.send_signal(signal.SIGTERM)
                 await until(lambda: any(beat.draining for beat in controller.beats))
@@ -75,7 +75,7 @@ async def isolated(controller):
     """(worker, client, pid of the pen) of a session in a process of its own."""
     async with process("tests.hosting.isolated:Isolated", controller=controller) as (ludus, register):
         await controller.open(environment="isolated")
-        async with linked(register.address) as client:
+        async with connected(register.address) as client:
             yield ludus, client, int((await start(client)).messages[-1].content)
 
 
@@ -114,13 +114,14 @@ def test_a_killed_worker_leaves_no_pen():
 
 
 def test_a_worker_process_is_idle_again_after_author_code_ran_away():
-    """On a thread, on the loop, and in a system call on the loop: its processor comes to rest, and other sessions go on."""
+    """On a thread, on the loop, and in a system call on the loop: its processor comes to rest, and
+    other sessions go on."""
 
     async def scene():
         controller = FakeController()
         sources = [f"tests.hosting.runaways:{author}" for author in ("BusyThread", "BusyLoop", "SleepyLoop")]
         async with process(*sources, FAKE, controller=controller) as (ludus, register):
-            async with linked(register.address) as client:
+            async with connected(register.address) as client:
                 for number, environment in enumerate(["busy_thread", "busy_loop", "sleepy_loop"]):
                     away, well = f"away{number}", f"well{number}"
                     await controller.open(away, environment=environment, timeout_s=1.0)
@@ -139,7 +140,8 @@ def test_a_worker_process_is_idle_again_after_author_code_ran_away():
 
 
 async def is_idle(pid):
-    """What runs away uses all of a processor's time, or its share of it; what waits uses next to nothing."""
+    """What runs away uses all of a processor's time, or its share of it; what waits uses next to
+    nothing."""
     before = processor_s(pid)
     await asyncio.sleep(0.5)
     return processor_s(pid) - before < 0.1

@@ -11,31 +11,20 @@ import hashlib
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from ludus.controller.agentrl.grpc import GrpcWire, Listener, indices_of
 from ludus.controller.agentrl.translate import split_of
 from ludus.controller.agentrl.wires import HttpWire, Wire
-from ludus.controller.agentrl.workers import AgentrlWorker
+from ludus.controller.agentrl.workers import AgentrlWorker, Beat
 from ludus.controller.records import Described, Ended, Register
-from ludus.controller.runtime import retrieved
 from ludus.controller.service.server import Controller
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.wire.codec import decode
+from ludus.wire.connection import detached
 
 RECONCILE_S = 4.0
 """Seconds between queries of a worker's sessions, which also show that it is alive."""
 REACH_S = 6.0
 """Seconds to reach a new worker: it sends heartbeats before it listens."""
-
-
-class Beat(msgspec.Struct, frozen=True):
-    """A worker's heartbeat; one over gRPC has no address."""
-
-    name: str
-    address: str
-    concurrency: int
-    indices: list[int | str]
 
 
 class Fleet:
@@ -49,8 +38,6 @@ class Fleet:
         self._listener: Listener | None = None
         self.port = 0
         """The gRPC port; 0 where gRPC is not served."""
-
-    # -------------------------------------------------------------------------------------------- heartbeats
 
     async def beat(self, body: bytes, *, owner: str) -> None:
         """Takes a heartbeat of an HTTP worker."""
@@ -82,8 +69,6 @@ class Fleet:
         await self._listener.listen(host, port)
         self.port = self._listener.port
 
-    # -------------------------------------------------------------------------------------------- joining and leaving
-
     async def _join(self, worker_id: str, beat: Beat, *, wire: Wire, digest: bytes, owner: str) -> None:
         async with self._joining.setdefault(worker_id, asyncio.Lock()):
             if worker_id in self.workers and self._ids.get(digest) == worker_id:
@@ -91,16 +76,7 @@ class Fleet:
             if not beat.name or beat.concurrency < 1 or not beat.indices:
                 got = f"{beat.name!r}, {beat.concurrency}, {len(beat.indices)}"
                 raise ConfigError(f"an AgentRL worker needs a name, slots and tasks; got {got}")
-            worker = AgentrlWorker(
-                worker_id,
-                name=beat.name,
-                owner=owner,
-                concurrency=beat.concurrency,
-                indices=beat.indices,
-                wire=wire,
-                changed=self._seat,
-                left=self.lose,
-            )
+            worker = AgentrlWorker(worker_id, beat, owner=owner, wire=wire, changed=self._seat, left=self.lose)
             await self._reach(worker)
             if worker_id in self.workers:
                 self.lose(self.workers[worker_id], "it was restarted")
@@ -156,7 +132,7 @@ class Fleet:
         self._ids = {digest: worker_id for digest, worker_id in self._ids.items() if worker_id != worker.id}
         if (watching := self._watching.pop(worker.id, None)) is not None and watching is not asyncio.current_task():
             watching.cancel()
-        asyncio.ensure_future(worker.dismiss()).add_done_callback(retrieved)
+        detached(worker.dismiss())
         return True
 
     def _heard(self, worker: AgentrlWorker) -> None:

@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any
 
 from ludus.controller.agentrl.wires import CALLS, Answer, read_json
-from ludus.controller.runtime import retrieved
 from ludus.controller.service.access import is_loopback
 from ludus.errors import ConfigError, WorkerLost
 from ludus.wire.codec import encode
+from ludus.wire.connection import detached
 
-METHOD = "/agentbench.Controller/WorkerStream"
+SERVICE = "agentbench.Controller"
 MAX_BYTES = 100 * 2**20
 HEARTBEAT, REQUEST, RESPONSE = 0, 1, 2
 
 
-def _described() -> Any:
+def _envelope_class() -> Any:
     """The messages of the stream. Their bytes are those of AgentRL's edition 2023: optional fields
     of proto2, and integers for enums."""
     from google.protobuf.descriptor_pb2 import FieldDescriptorProto as Field
     from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.descriptor_pool import DescriptorPool
+    from google.protobuf.message_factory import GetMessageClass
 
     file = FileDescriptorProto(name="ludus/agentrl.proto", package="agentbench", syntax="proto2")
     kinds = {"string": Field.TYPE_STRING, "bytes": Field.TYPE_BYTES, "int64": Field.TYPE_INT64}
@@ -59,15 +61,8 @@ def _described() -> Any:
         response=(121, "Response"),
         request=(211, "Request"),
     )
-    return file
-
-
-def _envelope_class() -> Any:
-    from google.protobuf.descriptor_pool import DescriptorPool
-    from google.protobuf.message_factory import GetMessageClass
-
     pool = DescriptorPool()
-    pool.AddSerializedFile(_described().SerializeToString())
+    pool.AddSerializedFile(file.SerializeToString())
     return GetMessageClass(pool.FindMessageTypeByName("agentbench.Envelope"))
 
 
@@ -116,7 +111,7 @@ class GrpcWire:
                 future.exception()
 
 
-Beat = Callable[[GrpcWire, Any], Awaitable[object]]
+Beat = Callable[[GrpcWire, Any], Coroutine[Any, Any, object]]
 
 
 class Listener:
@@ -144,7 +139,8 @@ class Listener:
             )
         self._server = grpc.aio.server(options=[("grpc.max_receive_message_length", MAX_BYTES)])
         handler = grpc.stream_stream_rpc_method_handler(self._stream, self._envelope.FromString, None)
-        self._server.add_generic_rpc_handlers((_Only(METHOD, handler),))
+        served = grpc.method_handlers_generic_handler(SERVICE, {"WorkerStream": handler})
+        self._server.add_generic_rpc_handlers((served,))
         self.port = self._server.add_insecure_port(f"{host}:{port}")
         await self._server.start()
 
@@ -170,21 +166,11 @@ class Listener:
     async def _read(self, wire: GrpcWire, envelope: Any) -> None:
         if envelope.type == HEARTBEAT and envelope.HasField("beat"):
             # in a task, because joining calls the worker over this stream
-            asyncio.ensure_future(self._beat(wire, envelope.beat)).add_done_callback(retrieved)
+            detached(self._beat(wire, envelope.beat))
         elif envelope.type == RESPONSE and envelope.HasField("response"):
             wire.answered(envelope.id, envelope.response)
         elif envelope.HasField("notice"):
             self._noticed(envelope.notice.session_id)
-
-
-class _Only:
-    """A generic handler for one method."""
-
-    def __init__(self, method: str, handler: Any) -> None:
-        self._method, self._handler = method, handler
-
-    def service(self, details: Any) -> Any:
-        return self._handler if details.method == self._method else None
 
 
 def indices_of(beat: Any) -> list[int | str]:

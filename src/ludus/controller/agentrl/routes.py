@@ -87,17 +87,12 @@ class AgentrlRoutes:
                 route = self._guarded(getattr(self, name))
                 self.router.add_api_route(f"/{name}", route, methods=[method], name=f"agentrl.{name}")
 
-    # -------------------------------------------------------------------------------------------- called by clients
-
     async def get_indices(self, request: Request) -> list[Index]:
         name = request.query_params.get("name", "")
         worker = self._agentrl(name)
-        if worker is not None:
-            return list(worker.indices)
-        return list(range(len(await self._tasks(name))))
+        return list(range(len(await self._tasks(name)))) if worker is None else list(worker.indices)
 
     async def start_sample(self, request: Request) -> Response:
-        client = request.state.client
         wanted = decode(await request.body(), StartSample)
         task = await self._task(wanted)
         opening = Open(
@@ -108,8 +103,8 @@ class AgentrlRoutes:
             wait_s=self.wait_s,
             timeout_s=TIMEOUT_S,
         )
-        opened = await while_connected(request, self.controller.open(opening, client=client))
-        answer = await self._start(opened.session_id, task, client=client)
+        opened = await while_connected(request, self.controller.open(opening, client=request.state.client))
+        answer = await self._start(opened.session_id, task)
         return json(answer, headers={"session_id": str(number_of(opened.session_id))})
 
     async def interact(self, request: Request) -> Json:
@@ -118,19 +113,19 @@ class AgentrlRoutes:
         messages = decode(await request.body(), Interact).messages
         worker = self.controller.worker_of(session_id, client=client)
         if worker.dialect != DIALECT:
-            return await self._turn(session_id, read_json(bytes(messages)), client=client)
+            return await self._turn(session_id, read_json(bytes(messages)))
         self.controller.renew(Renew((session_id,)), client=client)
         try:
             raw = await worker.raw(session_id, call="interact", body=bytes(messages))
         except EnvironmentFailed as error:
-            return await self._failed(session_id, error, client=client)
+            return await self._failed(session_id, error)
         finally:
             self.controller.renew(Renew((session_id,)), client=client)
-        return await self._passed(session_id, raw, client=client)
+        return await self._passed(session_id, raw)
 
     async def cancel(self, request: Request) -> None:
         """Returns at once; the session is closed in the background."""
-        self._close_soon(_session_id(request), client=request.state.client)
+        self._cancel(_session_id(request), client=request.state.client)
 
     async def cancel_all(self, request: Request) -> None:
         client = request.state.client
@@ -140,9 +135,7 @@ class AgentrlRoutes:
             raise ControllerFailed("sessions of several environments are open; give name, or force=true", status=403)
         for session in own:
             if not name or session.environment in (name, self._known_names().get(name, ("", ""))[0]):
-                self._close_soon(session.id, client=client)
-
-    # -------------------------------------------------------------------------------------------- called by operators
+                self._close_soon(session.id)
 
     async def list_workers(self, _: Request) -> list[Json]:
         return [
@@ -180,7 +173,7 @@ class AgentrlRoutes:
 
     async def clean_session(self, request: Request) -> None:
         number = decode(await request.body(), SessionNumber).session_id
-        self._close_soon(_checked_id(number), client=request.state.client)
+        self._cancel(_checked_id(number), client=request.state.client)
 
     async def sync_all(self, _: Request) -> None:
         await self.fleet.reconcile()
@@ -188,15 +181,11 @@ class AgentrlRoutes:
     async def version(self, _: Request) -> Json:
         return {"variant": "nova", "version": 1}
 
-    # -------------------------------------------------------------------------------------------- called by workers
-
     async def receive_heartbeat(self, request: Request) -> None:
         await self.fleet.beat(await request.body(), owner=request.state.client)
 
     async def cancel_notice(self, request: Request) -> None:
         self.fleet.noticed(decode(await request.body(), SessionNumber).session_id)
-
-    # -------------------------------------------------------------------------------------------- tasks
 
     async def _task(self, wanted: StartSample) -> Task:
         worker = self._agentrl(wanted.name)
@@ -208,12 +197,8 @@ class AgentrlRoutes:
             return tasks[translate.position_of(index, task_ids=[task.id for task in tasks])]
         if index == CUSTOM and wanted.custom_task is None:
             raise ConfigError("index -1 means a custom task; send it as custom_task")
-        if (
-            isinstance(index, int)
-            and index not in worker.known
-            and all(isinstance(each, str) for each in worker.indices)
-        ):
-            index = worker.indices[index] if 0 <= index < len(worker.indices) else index
+        if isinstance(index, int) and 0 <= index < len(worker.indices):  # a position, if all have names
+            index = worker.indices[index] if all(isinstance(each, str) for each in worker.indices) else index
         if index not in worker.known:
             raise ConfigError(f"{wanted.name} has no task with index {index!r:.80}")
         return translate.task_of(wanted.name, index, custom=wanted.custom_task if index == CUSTOM else None)
@@ -236,30 +221,29 @@ class AgentrlRoutes:
     def _agentrl(self, name: str) -> AgentrlWorker | None:
         return next((worker for worker in self.fleet.workers.values() if worker.name == name), None)
 
-    # -------------------------------------------------------------------------------------------- sessions
-
-    async def _start(self, session_id: str, task: Task, *, client: str) -> Json:
+    async def _start(self, session_id: str, task: Task) -> Json:
+        client = self._owner(session_id)
         try:
             worker = self.controller.worker_of(session_id, client=client)
             if worker.dialect == DIALECT:
                 raw = await worker.raw(session_id, call="start_sample", body=b"")
-                return await self._passed(session_id, raw, client=client)
-            observation = await self.controller.start(Start(session_id), client=client)
+                return await self._passed(session_id, raw)
+            observation = await self.controller.turn(Start(session_id), client=client)
         except EnvironmentFailed as error:
-            return await self._failed(session_id, error, client=client)
+            return await self._failed(session_id, error)
         except BaseException:
-            self._close_soon(session_id, client=client)
+            self._close_soon(session_id)
             raise
         self._forget_expired()
         limit = self.controller.described[task.environment].max_turns or MAX_TURNS
         self.progress[session_id] = progress = Progress(max_turns=limit, total=observation.reward)
-        return await self._answered(session_id, progress, observation, client=client)
+        return await self._answered(session_id, progress, observation)
 
-    async def _turn(self, session_id: str, messages: Any, *, client: str) -> Json:
+    async def _turn(self, session_id: str, messages: Any) -> Json:
         action = translate.action_of(messages)
         progress = self.progress.get(session_id)
         if progress is None:
-            self._close_soon(session_id, client=client)
+            self._close_soon(session_id)
             raise ControllerFailed(
                 "this session cannot continue, because the controller was restarted; start a new one", status=400
             )
@@ -267,58 +251,60 @@ class AgentrlRoutes:
             raise ControllerFailed("the session is busy with the last interaction", status=400)
         progress.busy = True
         try:
-            observation = await self._act(session_id, progress, action, client=client)
+            observation = await self._act(session_id, progress, action)
         except EnvironmentFailed as error:
-            return await self._failed(session_id, error, client=client)
+            return await self._failed(session_id, error)
         finally:
             progress.busy = False
         progress.turn += 1
         progress.total += observation.reward
-        return await self._answered(session_id, progress, observation, action=action, client=client)
+        return await self._answered(session_id, progress, observation, action)
 
-    async def _act(self, session_id: str, progress: Progress, action: Action, *, client: str) -> Observation:
+    async def _act(self, session_id: str, progress: Progress, action: Action) -> Observation:
+        client = self._owner(session_id)
         if action.problem:  # as in rollouts, the environment never gets what cannot be parsed
             self.controller.renew(Renew((session_id,)), client=client)
             calls = action.tool_calls
             replies = (Message("tool", action.problem, tool_call_id=call.id, name=call.name) for call in calls)
             return Observation(tuple(replies), invalid=True)
         act = Act(session_id, progress.acts, action, request_id=f"agentrl-{secrets.token_hex(8)}")
-        observation = await self.controller.act(act, client=client)
+        observation: Observation = await self.controller.turn(act, client=client)
         progress.acts += 1
         return observation
 
     async def _answered(
-        self,
-        session_id: str,
-        progress: Progress,
-        observation: Observation,
-        *,
-        client: str,
-        action: Action | None = None,
+        self, session_id: str, progress: Progress, observation: Observation, action: Action | None = None
     ) -> Json:
         stop = Stop.DONE if observation.done else Stop.MAX_TURNS if progress.turn >= progress.max_turns else None
         if stop is not None:
-            await self._close(session_id, client=client)
+            await self._close(session_id)
         return translate.answer_of(observation, action=action, total=progress.total, stop=stop)
 
-    async def _passed(self, session_id: str, raw: bytes, *, client: str) -> Json:
+    async def _passed(self, session_id: str, raw: bytes) -> Json:
         answer = translate.passed(read_json(raw))
         if answer.get("finish"):
-            await self._close(session_id, client=client)
+            await self._close(session_id)
         return answer
 
-    async def _failed(self, session_id: str, error: EnvironmentFailed, *, client: str) -> Json:
+    async def _failed(self, session_id: str, error: EnvironmentFailed) -> Json:
         """A failed session ends with a status, as on AgentRL's workers, and without a reward."""
-        await self._close(session_id, client=client)
+        await self._close(session_id)
         return {"messages": []} | translate.ending(Stop.FAILED, result=str(error))
 
-    async def _close(self, session_id: str, *, client: str) -> None:
+    async def _close(self, session_id: str) -> None:
         self.progress.pop(session_id, None)
         with contextlib.suppress(LudusError):  # it or its worker is gone already
-            await self.controller.close(Close(session_id), client=client)
+            await self.controller.close(Close(session_id), client=self._owner(session_id))
 
-    def _close_soon(self, session_id: str, *, client: str) -> None:
-        self._background.spawn(self._close(session_id, client=client))
+    def _close_soon(self, session_id: str) -> None:
+        self._background.spawn(self._close(session_id))
+
+    def _cancel(self, session_id: str, *, client: str) -> None:
+        if self._owner(session_id) == client:
+            self._close_soon(session_id)
+
+    def _owner(self, session_id: str) -> str:
+        return self.controller.roster.owner(session_id)
 
     def _forget_expired(self) -> None:
         """Drops expired sessions; only now and then, so that a start has constant cost."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.openai_format import message_to_openai, read_arguments, tool_to_openai
+from ludus.openai_format import NO_PARAMETERS, message_to_openai, read_arguments, tool_to_openai
 from ludus.types import Action, Message, Observation, Role, Stop, Task, Tool, ToolCall
 
 Json = dict[str, Any]
@@ -34,9 +34,6 @@ STATUSES: Mapping[Stop, str] = {stop: status for status, stop in reversed(list(S
 TEST, TRAIN = "-std", "-env_train"
 CUSTOM = -1
 """The index of a task that the client sends itself."""
-
-
-# ------------------------------------------------------------------------------------------------ tasks
 
 
 def split_of(name: str) -> str:
@@ -74,9 +71,6 @@ def names_of(environment: str, splits: Sequence[str]) -> list[tuple[str, str]]:
     """AgentRL's names of one of our environments, with splits; the plain name means test tasks."""
     names = [(environment, "test"), (environment + TEST, "test"), (environment + TRAIN, "train")]
     return [(name, split) for name, split in names if split in splits]
-
-
-# ------------------------------------------------------------------------------------------------ answers of an AgentRL worker
 
 
 def observation_of(answer: Mapping[str, Any], *, first: Sequence[Message] = (), where: str) -> Observation:
@@ -131,9 +125,6 @@ def passed(answer: Mapping[str, Any]) -> Json:
     return out
 
 
-# ------------------------------------------------------------------------------------------------ answers to an AgentRL client
-
-
 def answer_of(observation: Observation, *, action: Action | None = None, total: float, stop: Stop | None) -> Json:
     """`total` is the sum of rewards so far, because the reward of the last answer is the result."""
     messages = _unanswered(action, observation) + [openai_message(message) for message in observation.messages]
@@ -163,12 +154,9 @@ def _unanswered(action: Action | None, observation: Observation) -> list[Json]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------ the OpenAI message format
-
 _ROLES: Mapping[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool", "function": "tool",
 }  # fmt: skip
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
 
 
 def message_of(raw: Any) -> Message:
@@ -190,7 +178,7 @@ def tools_of(answer: Mapping[str, Any]) -> tuple[Tool, ...]:
         Tool(
             str(each["name"]),
             str(each.get("description") or ""),
-            each.get("parameters") or each.get("input_schema") or _NO_ARGUMENTS,
+            each.get("parameters") or each.get("input_schema") or NO_PARAMETERS,
         )
         for each in functions
         if isinstance(each, Mapping) and each.get("name")
@@ -235,9 +223,10 @@ def _text_of(content: Any) -> str:
     """The text of a content: a string, None, or parts; parts without text are named."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(str(p["text"]) if isinstance(p, Mapping) and "text" in p else f"[{_kind(p)}]" for p in parts)
+    return "\n".join(map(_part_text, content if isinstance(content, list) else [content]))
 
 
-def _kind(part: Any) -> str:
-    return str(part.get("type", "part")) if isinstance(part, Mapping) else type(part).__name__
+def _part_text(part: Any) -> str:
+    if not isinstance(part, Mapping):
+        return f"[{type(part).__name__}]"
+    return str(part["text"]) if "text" in part else f"[{part.get('type', 'part')}]"

@@ -74,14 +74,13 @@ class HttpWire:
                 content=None if body is None else encode(body),
                 headers={"Content-Type": "application/json"},
             )
+            pool.spoilt |= response.status_code >= 500
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise WorkerLost(f"the AgentRL worker at {self.address} cannot be called: {describe(error)}") from None
         finally:
             pool.in_use -= 1
             await self._put_back(pool)
         if response.status_code >= 500:
-            pool.spoilt = True
-            await self._put_back(pool)
             return Answer(response.status_code, text=response.text)
         return Answer(response.status_code, body=read_json(response.content))
 

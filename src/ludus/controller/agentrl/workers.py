@@ -13,18 +13,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ludus.controller.agentrl.translate import Index, Json, index_of, observation_of, tasks_of
+import msgspec
+
+from ludus.controller.agentrl.translate import Json, index_of, observation_of, tasks_of
 from ludus.controller.agentrl.wires import Answer, Wire, read_json
 from ludus.controller.records import Act, AskTasks, Close, SessionSpec, Solve, Start, number_of, session_id_of
-from ludus.controller.runtime import Background, retrieved
+from ludus.controller.runtime import Background
+from ludus.controller.service.workers import Worker
 from ludus.errors import ConfigError, ControllerFailed, EnvironmentFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.openai_format import action_to_openai
 from ludus.types import Action, Message, Observation, Task
 from ludus.wire.codec import encode
+from ludus.wire.connection import detached
 
 DIALECT = "agentrl"
 END_S = 5.0
@@ -71,30 +75,37 @@ class AgentrlSession:
         return self.busy is not None and not self.busy.done()
 
 
-class AgentrlWorker:
+class Beat(msgspec.Struct, frozen=True):
+    """A worker's heartbeat; one over gRPC has no address."""
+
+    name: str
+    address: str
+    concurrency: int
+    indices: list[int | str]
+
+
+class AgentrlWorker(Worker):
     dialect = DIALECT
     keeps_leases = False
 
     def __init__(
         self,
         worker_id: str,
+        beat: Beat,
         *,
-        name: str,
         owner: str,
-        concurrency: int,
-        indices: Sequence[Index],
         wire: Wire,
         changed: Callable[[AgentrlWorker], object],
         left: Callable[[AgentrlWorker, str], object],
     ) -> None:
         """`changed(worker)`: its usable slots changed. `left(worker, reason)`: it is lost."""
-        self.id, self.name, self.owner, self.concurrency, self.wire = worker_id, name, owner, concurrency, wire
-        self.indices = tuple(indices)
-        self.known = frozenset(indices)
+        self.id, self.owner, self.wire = worker_id, owner, wire
+        self.name, self.concurrency = beat.name, beat.concurrency
+        self.indices, self.known = tuple(beat.indices), frozenset(beat.indices)
         self.sessions: dict[str, AgentrlSession] = {}
         self.stuck: set[int] = set()
         """Sessions that occupy a slot there although they are over here."""
-        self._tasks = tasks_of(name, indices)
+        self._tasks = tasks_of(beat.name, beat.indices)
         self._changed, self._left = changed, left
         self._ending: dict[int, AgentrlSession] = {}
         self._background = Background()
@@ -104,8 +115,6 @@ class AgentrlWorker:
     def slots(self) -> int:
         return max(0, self.concurrency - len(self.stuck))
 
-    # -------------------------------------------------------------------------------------------- calls of the controller
-
     async def open(self, spec: SessionSpec) -> None:
         """AgentRL opens and starts a session in one call; `start` returns that call's answer."""
         if index_of(spec.task) not in self.known:
@@ -114,8 +123,7 @@ class AgentrlWorker:
         if session is None:
             session = AgentrlSession(spec, ends_at=time.monotonic() + spec.session_timeout_s)
             self.sessions[spec.session_id] = session
-            session.opening = asyncio.ensure_future(self._begin(session))
-            session.opening.add_done_callback(retrieved)
+            session.opening = detached(self._begin(session))
         try:
             await self._opened(session)
         except LudusError:
@@ -144,8 +152,7 @@ class AgentrlWorker:
             raise ControllerFailed(f"session {act.session_id} has not been started; call start first", status=409)
         self._require_idle(session)
         session.turn, session.acted = act.turn + 1, (act.turn, act.request_id)
-        session.acting = asyncio.ensure_future(self._act(session, [action_to_openai(act.action)]))
-        session.acting.add_done_callback(retrieved)
+        session.acting = detached(self._act(session, [action_to_openai(act.action)]))
         return await asyncio.shield(session.acting)
 
     async def solve(self, solve: Solve) -> Action:
@@ -156,12 +163,6 @@ class AgentrlWorker:
         if session is not None:
             await asyncio.shield(self._background.spawn(self._end(session)))
 
-    def renew(self, session_ids: Sequence[str]) -> None:
-        return None
-
-    def drain(self, draining: bool) -> None:
-        return None
-
     def leave(self) -> None:
         self._left(self, "the controller gave it up")
 
@@ -171,8 +172,6 @@ class AgentrlWorker:
         if call == "start_sample":
             return encode(await self._opened(session))
         return encode(await self._interact(session, read_json(body)))
-
-    # -------------------------------------------------------------------------------------------- turns
 
     async def _begin(self, session: AgentrlSession) -> Json:
         task = session.spec.task
@@ -211,8 +210,7 @@ class AgentrlWorker:
 
     async def _ask(self, session: AgentrlSession, call: str, body: Json) -> Json:
         limit_s = max(0.0, min(session.spec.timeout_s, session.ends_at - time.monotonic()))
-        session.busy = asyncio.create_task(self.wire.call(call, body))
-        session.busy.add_done_callback(retrieved)
+        session.busy = detached(self.wire.call(call, body))
         done, _ = await asyncio.wait({session.busy}, timeout=limit_s)
         if not done:
             raise TurnTimeout(f"{session.spec.task.id}: {call} on AgentRL worker {self.id} exceeded {limit_s:g} s")
@@ -250,8 +248,6 @@ class AgentrlWorker:
         if session is None:
             raise ControllerFailed(f"no session {session_id!r} on AgentRL worker {self.id}", status=404)
         return session
-
-    # -------------------------------------------------------------------------------------------- ending sessions
 
     async def _end(self, session: AgentrlSession) -> None:
         """Frees its slot there, or takes the slot out of the roster."""
@@ -308,8 +304,6 @@ class AgentrlWorker:
             return session.number not in await self.there(limit_s=ASK_S)
         self._cancels = True
         return True
-
-    # -------------------------------------------------------------------------------------------- bookkeeping
 
     async def there(self, *, limit_s: float = BUSY_S) -> set[int]:
         """The sessions that the worker itself counts."""

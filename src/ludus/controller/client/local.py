@@ -43,10 +43,9 @@ class LocalClient:
         return {name: described(environment) for name, environment in self._environments.items()}
 
     async def tasks(self, environment: str, split: str) -> list[Task]:
-        found = self._find(environment)
         if environment in self._isolated:
             return await self._pool.tasks(environment, split)
-        return await self.host.tasks(found, split)
+        return await self.host.tasks(self._find(environment), split)
 
     async def open(
         self, task: Task, *, seed: int, timeout_s: float = TURN_S, label: str = ""

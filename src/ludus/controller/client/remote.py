@@ -13,34 +13,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import random
 import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, TypeVar
 
 import msgspec
 
+from ludus.controller import records
 from ludus.controller.client.client import TURN_S
-from ludus.controller.records import (
-    Act,
-    AskTasks,
-    Close,
-    Described,
-    Ended,
-    Open,
-    Opened,
-    Renew,
-    Renewed,
-    Solve,
-    Start,
-    Withdraw,
-)
-from ludus.controller.runtime import not_found, within
+from ludus.controller.records import Described, Ended, Opened, Renewed
+from ludus.controller.runtime import Clocks, expire, not_found, within
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
-from ludus.hosting.host import draw_player
+from ludus.hosting.host import CLOSE_S, ClosableSession, Player
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Handler
 from ludus.wire.reconnect import ReconnectingConnection, Unreachable, connection_url
@@ -53,7 +40,6 @@ PATIENCE_S = 30.0
 GRACE_S = 30.0
 """Added to a call's own limit: a worker needs a moment to report a timeout."""
 TASKS_S = 120.0
-CLOSE_S = 5.0
 PAUSE_S = 0.2
 NOBODY, GONE = 404, 410
 """Statuses: no worker has the environment; the request was given up."""
@@ -112,12 +98,12 @@ class RemoteClient:
     async def tasks(self, environment: str, split: str) -> list[Task]:
         if environment not in self._described:
             raise ConfigError(not_found(f"no environment {environment!r} at {self.url}", environment, self._described))
-        ask = AskTasks(environment, split)
+        ask = records.AskTasks(environment, split)
         async with self._within(TASKS_S, "tasks"):
             return list(await self._with_patience(lambda: self.controller.call("tasks", ask, answer=tuple[Task, ...])))
 
     async def open(self, task: Task, *, seed: int, timeout_s: float = TURN_S) -> RemoteSession:
-        wanted = Open(
+        wanted = records.Open(
             task=task,
             seed=seed,
             request_id="-",
@@ -143,20 +129,19 @@ class RemoteClient:
     def new_request_id(self) -> str:
         return f"{self._id}-{next(self._requests)}"
 
-    async def _open(self, wanted: Open) -> Opened:
+    async def _open(self, wanted: records.Open) -> Opened:
         wanted = msgspec.structs.replace(wanted, request_id=self.new_request_id())
         try:
             opened: Opened = await self.controller.call("open", wanted, answer=Opened)
         except BaseException:
             # it may be open by now; if this message is lost, its lease expires
-            self.controller.tell("withdraw", Withdraw(wanted.request_id))
+            self.controller.tell("withdraw", records.Withdraw(wanted.request_id))
             raise
         return opened
 
     async def _with_patience(self, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Repeats a request while no worker has the environment, because workers may be restarting.
-
-        A request that is gone was given up when its connection to the controller broke."""
+        """Repeats a request while no worker has the environment: workers may be restarting. A
+        request that is gone was given up when its connection to the controller broke."""
         give_up = time.monotonic() + self.patience_s
         while True:
             try:
@@ -174,16 +159,12 @@ class RemoteClient:
     def _connection_to(self, opened: Opened) -> ReconnectingConnection:
         if not opened.address:
             return self.controller
-        if opened.address not in self._connections:
-            connection = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
-            self._connections[opened.address] = connection
-        return self._connections[opened.address]
+        connection = ReconnectingConnection(opened.address, peer=f"worker {opened.worker_id}")
+        return self._connections.setdefault(opened.address, connection)
 
     def _ended(self, ended: Ended) -> None:
         if (session := self.live.get(ended.session_id)) is not None:
             session.end(ended.message or f"the session is over where it ran (cause: {ended.cause})")
-
-    # -------------------------------------------------------------------------------------------- leases
 
     async def _renew_for_ever(self) -> None:
         while True:
@@ -195,74 +176,49 @@ class RemoteClient:
 
     async def _renew(self, connection: ReconnectingConnection, session_ids: tuple[str, ...]) -> None:
         """A failed renewal is only logged: the next call on a lost session raises the cause."""
+        over = session_ids
         try:
             async with asyncio.timeout(self.lease_s / 3):
-                over = await self._ended_among(session_ids, connection=connection)
-                if over and connection is not self.controller:  # it may be another's address
-                    over = await self._ended_among(over, connection=self.controller)
+                if connection is not self.controller:
+                    with suppress(Unreachable):
+                        over = (await connection.call("renew", records.Renew(over), answer=Renewed)).ended
+                if over:  # they may be elsewhere: the address may be another worker's by now
+                    over = (await self.controller.call("renew", records.Renew(over), answer=Renewed)).ended
         except (LudusError, TimeoutError) as error:
             _log.warning("leases of %d sessions were not renewed: %s", len(session_ids), error or "no answer")
             return
         for session_id in over:
             self._ended(Ended(session_id, cause="lease"))
 
-    async def _ended_among(
-        self, session_ids: tuple[str, ...], *, connection: ReconnectingConnection
-    ) -> tuple[str, ...]:
-        """Renews the leases and returns the sessions that are over."""
-        try:
-            renewed: Renewed = await connection.call("renew", Renew(session_ids), answer=Renewed)
-        except Unreachable:
-            if connection is self.controller:
-                raise
-            return session_ids
-        return renewed.ended
 
-
-class RemoteSession:
-    """A live session on a worker, as a client sees it."""
-
-    __slots__ = ("_client", "_clocks", "_closing", "_opened", "_over", "_timeout_s", "_turn", "connection")
-
+class RemoteSession(ClosableSession):
     def __init__(
         self, opened: Opened, *, client: RemoteClient, connection: ReconnectingConnection, timeout_s: float
     ) -> None:
         self.connection = connection
         self._opened, self._client, self._timeout_s = opened, client, timeout_s
-        self._turn = 0
-        self._over = ""
-        self._clocks: set[asyncio.Timeout] = set()
-        self._closing: asyncio.Future[None] | None = None
+        self._turn, self._over = 0, ""
+        self._clocks: Clocks = set()
 
     async def start(self) -> Observation:
-        return await self._call("start", Start(*self._who), answer=Observation)
+        return await self._call("start", records.Start(*self._who), answer=Observation)
 
     async def act(self, action: Action) -> Observation:
         session_id, key = self._who
-        act = Act(session_id, self._turn, action, self._client.new_request_id(), key)
+        act = records.Act(session_id, self._turn, action, self._client.new_request_id(), key)
         observation: Observation = await self._call("act", act, answer=Observation)
         self._turn += 1
         return observation
 
-    async def solve(self, *, mistakes: float = 0.0, rng: random.Random) -> Action:
-        player, seed = draw_player(mistakes=mistakes, rng=rng)
+    async def propose(self, player: Player, *, seed: int) -> Action:
         session_id, key = self._who
-        return await self._call("solve", Solve(session_id, player, seed, key), answer=Action)
-
-    async def close(self) -> None:
-        """Returns within CLOSE_S and never raises; continues if the caller is cancelled."""
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
+        return await self._call("solve", records.Solve(session_id, player, seed, key), answer=Action)
 
     def end(self, reason: str) -> None:
         """The session is over on the other side: waiting and later calls raise WorkerLost."""
         self._over = reason
         self._client.live.pop(self._opened.session_id, None)
-        now = asyncio.get_running_loop().time()
-        for clock in self._clocks:
-            if not clock.expired():
-                clock.reschedule(now)
+        expire(self._clocks)
 
     @property
     def _who(self) -> tuple[str, str]:
@@ -271,7 +227,7 @@ class RemoteSession:
     async def _close(self) -> None:
         try:
             async with asyncio.timeout(CLOSE_S):
-                await self._call("close", Close(*self._who))
+                await self._call("close", records.Close(*self._who))
         except (LudusError, TimeoutError) as error:
             if not self._over:
                 why = str(error) or f"no answer within {CLOSE_S:g} s"
@@ -284,12 +240,8 @@ class RemoteSession:
             raise WorkerLost(self._over)
         limit_s = self._timeout_s + GRACE_S
         late = f"worker {self._opened.worker_id} did not answer {name!r} within {limit_s:g} s"
-        async with within(limit_s, lambda: WorkerLost(self._over or late)) as clock:
-            self._clocks.add(clock)
-            try:
-                reply: T = await self._route(name, body, answer=answer)
-            finally:
-                self._clocks.discard(clock)
+        async with within(limit_s, lambda: WorkerLost(self._over or late), clocks=self._clocks):
+            reply: T = await self._route(name, body, answer=answer)
         return reply
 
     async def _route(self, name: str, body: Any, *, answer: Any) -> Any:

@@ -15,19 +15,14 @@ import hashlib
 import ipaddress
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ludus.errors import ConfigError, ControllerFailed
 
 LOCAL = "local"
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    name: str
-    expires: datetime | None = None
+Grant = tuple[str, datetime | None]
+"""A client's name, and when its access token expires."""
 
 
 class AccessTokens:
@@ -40,7 +35,7 @@ class AccessTokens:
         if self._file is not None:
             self._grants, self._stamp = _read(self._file), _stamp(self._file)
         elif token := environment.get("LUDUS_TOKEN", ""):
-            self._grants = {_digest(token): Grant("default")}
+            self._grants = {_digest(token): ("default", None)}
 
     @property
     def required(self) -> bool:
@@ -63,11 +58,10 @@ class AccessTokens:
         grant = self._current().get(_digest(token.strip()))
         if grant is None:
             raise ControllerFailed("this access token is unknown; it may have been revoked", status=401)
-        if grant.expires is not None and (now or datetime.now(UTC)) >= grant.expires:
-            raise ControllerFailed(
-                f"the access token of {grant.name!r} expired at {grant.expires.isoformat()}", status=401
-            )
-        return grant.name
+        name, expires = grant
+        if expires is not None and (now or datetime.now(UTC)) >= expires:
+            raise ControllerFailed(f"the access token of {name!r} expired at {expires.isoformat()}", status=401)
+        return name
 
     def _current(self) -> dict[bytes, Grant]:
         """The grants in the file now; none if it is unreadable, so that no revoked token works."""
@@ -110,7 +104,7 @@ def _read(file: Path) -> dict[bytes, Grant]:
         if len(words) not in (0, 2, 3):
             raise ConfigError(f"{where} has {len(words)} words; expected `name token` or `name token expires`")
         if words:
-            grants[_digest(words[1])] = Grant(words[0], _expiry(words[2], where=where) if words[2:] else None)
+            grants[_digest(words[1])] = words[0], _expiry(words[2], where=where) if words[2:] else None
     return grants
 
 

@@ -10,7 +10,6 @@ DELETE /sessions/{id}          close it                        GET  /health, /me
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Coroutine, Iterable
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,20 +19,9 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from ludus.controller.records import (
-    Act,
-    AskTasks,
-    Close,
-    Described,
-    Id,
-    Open,
-    Opened,
-    Renew,
-    Renewed,
-    Solve,
-    Start,
-    Withdraw,
-)
+from ludus.controller import records
+from ludus.controller.records import Described, Open, Opened, Renew, Renewed, Withdraw
+from ludus.controller.runtime import first_of
 from ludus.controller.service.limits import SizeLimit
 from ludus.controller.service.openapi import describe, documented
 from ludus.controller.service.roster import Seat
@@ -58,7 +46,7 @@ class ActBody(Record, frozen=True):
     turn: Annotated[int, msgspec.Meta(ge=0)]
     """Counts from 0."""
     action: Action
-    request_id: Id = ""
+    request_id: records.Id = ""
     """A repeat of the turn with the same id gets the same observation; without it, a refusal."""
 
 
@@ -126,9 +114,6 @@ def make_app(controller: Controller, *, routers: Iterable[APIRouter] = ()) -> Fa
     return app
 
 
-# ------------------------------------------------------------------------------------------------ dependencies of routes
-
-
 # Routes and dependencies are async even where they wait for nothing: others would run on threads.
 
 
@@ -169,16 +154,11 @@ async def read(request: Request, record: type[T]) -> T:
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Cancels `work` if the caller disconnects, which is the next message after the whole body."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+    async with first_of(work, request.receive()) as (working, _):
         if not working.done():
             raise ControllerFailed("the client disconnected", status=HUNG_UP)
-        return working.result()
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        result: T = working.result()
+        return result
 
 
 def json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
@@ -199,8 +179,6 @@ def _fault(error: Exception) -> Fault:
         return Fault("ControllerFailed", problems, 422)
     return fault_of(error)
 
-
-# ------------------------------------------------------------------------------------------------ routes
 
 GONE = (403, 404, 409, 410, 503)
 ASKING = (400, 404, 409, 410, 413, 502, 503, 504)
@@ -234,7 +212,7 @@ async def list_tasks(
     name: str, controller: Controlled, split: str = "train", offset: Offset = 0, limit: Limit = 100
 ) -> Response:
     """One page of a split's tasks; each can be sent to `POST /sessions` as it is."""
-    tasks = await controller.tasks(AskTasks(name, split))
+    tasks = await controller.tasks(records.AskTasks(name, split))
     return json(TaskPage(len(tasks), tasks[offset : offset + limit]))
 
 
@@ -288,29 +266,29 @@ async def show_session(session_id: str, controller: Controlled, client: Client) 
 @sessions.delete("/{session_id}", **documented(None, faults=GONE))
 async def close_session(session_id: str, controller: Controlled, client: Client) -> Response:
     """Close a session and free its slot. Closing one that is over already succeeds."""
-    await controller.close(Close(session_id), client=client)
+    await controller.close(records.Close(session_id), client=client)
     return json(None)
 
 
 @sessions.post("/{session_id}/start", **documented(Observation, faults=ACTING))
 async def start_session(session_id: str, controller: Controlled, client: Client) -> Response:
     """The first observation."""
-    return json(await controller.start(Start(session_id), client=client))
+    return json(await controller.turn(records.Start(session_id), client=client))
 
 
 @sessions.post("/{session_id}/act", **documented(Observation, body=ActBody, faults=ACTING))
 async def act(session_id: str, request: Request, controller: Controlled, client: Client) -> Response:
     """One turn: takes an action, returns an observation."""
     body = await read(request, ActBody)
-    request_id = body.request_id or secrets.token_hex(8)
-    return json(await controller.act(Act(session_id, body.turn, body.action, request_id), client=client))
+    turn = records.Act(session_id, body.turn, body.action, body.request_id or secrets.token_hex(8))
+    return json(await controller.turn(turn, client=client))
 
 
 @sessions.post("/{session_id}/solve", **documented(Action, body=SolveBody, faults=ACTING))
 async def solve(session_id: str, request: Request, controller: Controlled, client: Client) -> Response:
     """The action of the environment's solver, or of a random player. It is not carried out."""
     body = await read(request, SolveBody)
-    return json(await controller.solve(Solve(session_id, body.player, body.seed), client=client))
+    return json(await controller.turn(records.Solve(session_id, body.player, body.seed), client=client))
 
 
 @router.get("/workers", tags=["workers"], **documented(tuple[WorkerRow, ...]))

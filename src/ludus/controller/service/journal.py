@@ -13,6 +13,7 @@ import logging
 import os
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,11 @@ _TABLES = """
 create table if not exists sessions (session_id text primary key, worker_id text, spec blob) without rowid;
 create table if not exists drained (worker_id text primary key) without rowid;
 """
+_STATEMENTS = {
+    "sessions": ("insert or replace into sessions values (?, ?, ?)", "delete from sessions where session_id = ?"),
+    "drained": ("insert or ignore into drained values (?)", "delete from drained where worker_id = ?"),
+}
+sqlite3.register_adapter(SessionSpec, encode)
 Placed = tuple[SessionSpec, str]
 """A session and the id of its worker."""
 
@@ -36,8 +42,8 @@ class Journal:
     """With an empty `folder` nothing is kept, as for controllers that a run starts for itself."""
 
     def __init__(self, folder: str = "") -> None:
-        self._sessions: dict[str, Placed | None] = {}
-        self._drained: dict[str, bool] = {}
+        self._changes: dict[tuple[str, str], tuple[Any, ...] | None] = {}
+        """By table and key: the row's other values, or None for a row that is deleted."""
         self._task: asyncio.Task[None] | None = None
         self._writing: asyncio.Future[None] | None = None
         self._database = _opened(Path(folder)) if folder else None
@@ -53,15 +59,15 @@ class Journal:
         if self._database is not None:
             # a restart needs no task data: a worker that returns sends the whole spec
             bare = msgspec.structs.replace(spec, task=dataclasses.replace(spec.task, data={}))
-            self._sessions[spec.session_id] = bare, worker_id
+            self._changes["sessions", spec.session_id] = worker_id, bare
 
     def drop(self, session_id: str) -> None:
         if self._database is not None:
-            self._sessions[session_id] = None
+            self._changes["sessions", session_id] = None
 
     def drain(self, worker_id: str, draining: bool) -> None:
         if self._database is not None:
-            self._drained[worker_id] = draining
+            self._changes["drained", worker_id] = () if draining else None
 
     def begin(self) -> None:
         if self._database is not None:
@@ -74,33 +80,25 @@ class Journal:
         if self._writing is not None:
             await self._writing
         if self._database is not None:
-            self._write(*self._taken())
+            self._write(self._changes)
             self._database.close()
             self._database = None
 
     async def _write_for_ever(self) -> None:
         while True:
             await asyncio.sleep(EVERY_S)
-            if self._sessions or self._drained:
-                self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, *self._taken()))
+            if self._changes:
+                changes, self._changes = self._changes, {}
+                self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, changes))
                 await asyncio.shield(self._writing)  # `close` waits for it
 
-    def _taken(self) -> tuple[dict[str, Placed | None], dict[str, bool]]:
-        taken = self._sessions, self._drained
-        self._sessions, self._drained = {}, {}
-        return taken
-
-    def _write(self, sessions: dict[str, Placed | None], drained: dict[str, bool]) -> None:
+    def _write(self, changes: dict[tuple[str, str], tuple[Any, ...] | None]) -> None:
         assert self._database is not None
-        live = [(key, placed[1], encode(placed[0])) for key, placed in sessions.items() if placed is not None]
-        over = [(key,) for key, placed in sessions.items() if placed is None]
-        begun, ended = ([(key,) for key, draining in drained.items() if draining is wanted] for wanted in (True, False))
         try:
             with self._database:
-                self._database.executemany("insert or replace into sessions values (?, ?, ?)", live)
-                self._database.executemany("delete from sessions where session_id = ?", over)
-                self._database.executemany("insert or ignore into drained values (?)", begun)
-                self._database.executemany("delete from drained where worker_id = ?", ended)
+                for (table, key), row in changes.items():
+                    insert, delete = _STATEMENTS[table]
+                    self._database.execute(*((delete, (key,)) if row is None else (insert, (key, *row))))
         except sqlite3.Error as error:  # a full disk must not stop sessions
             _log.error("the controller's state could not be written: %s", error)
 

@@ -130,8 +130,6 @@ class Roster:
         self._leases: list[tuple[float, str]] = []
         self._settled_at: float | None = None
 
-    # -------------------------------------------------------------------------------------------- queries
-
     def get(self, session_id: str) -> Session | None:
         """The session, whether it waits or has a slot."""
         return self.sessions.get(session_id) or self.waiting.get(session_id)
@@ -190,12 +188,11 @@ class Roster:
         present = [seat for seat in self._hosts.get(environment, {}).values() if seat.away_until is None]
         return sorted(present, key=_emptiness)
 
-    # -------------------------------------------------------------------------------------------- sessions
-
     def ask(self, spec: SessionSpec, *, now: float) -> list[Decision]:
         session = Session(spec, deadline=now + spec.wait_s)
         self._requests[spec.client, spec.request_id] = session.id
-        if session.environment not in self._hosts and self._is_settled(now):
+        settled = self._settled_at is None or now >= self._settled_at
+        if settled and session.environment not in self._hosts:
             return [self._refused(session, self.unknown_environment(session.environment), status=404)]
         # if others wait for the same environment, no fit worker is free
         seat = None if self.waiting.has(session.environment) else self._pick(session.environment)
@@ -241,8 +238,6 @@ class Roster:
         if session is None or session.worker_id != worker_id:
             return []
         return [self._end(session, cause=cause, message=message), *self._fill(self.seats.get(worker_id))]
-
-    # -------------------------------------------------------------------------------------------- workers
 
     def join(self, seat: Seat, *, running: Sequence[SessionSpec] = (), now: float) -> tuple[list[Decision], list[str]]:
         """A worker joins, or joins again. Also returns the sessions that it must close."""
@@ -300,8 +295,6 @@ class Roster:
         (self.drained.add if draining else self.drained.discard)(worker_id)
         seat.drained = draining
         return self._fill(seat)
-
-    # -------------------------------------------------------------------------------------------- time
 
     def restore(self, sessions: Iterable[tuple[SessionSpec, str]], *, now: float) -> None:
         """After a restart: these sessions ran on workers that are expected back. Until then no
@@ -363,8 +356,6 @@ class Roster:
             decisions.append(Expire(session_id))
         return decisions
 
-    # -------------------------------------------------------------------------------------------- placement
-
     def _pick(self, environment: str) -> Seat | None:
         fit = (seat for seat in self._hosts.get(environment, {}).values() if seat.fit)
         return min(fit, key=_emptiness, default=None)
@@ -420,8 +411,6 @@ class Roster:
         self._lease(session, now=now)
         return asked
 
-    # -------------------------------------------------------------------------------------------- bookkeeping
-
     def _add(self, session: Session, seat: Seat) -> None:
         assert session.id not in self.sessions, f"session {session.id} would get a second slot"
         session.worker_id = seat.worker_id
@@ -469,9 +458,6 @@ class Roster:
     def _unseat(self, seat: Seat) -> None:
         for name in seat.environments:
             self._hosts.get(name, {}).pop(seat.worker_id, None)
-
-    def _is_settled(self, now: float) -> bool:
-        return self._settled_at is None or now >= self._settled_at
 
     def _nobody_free(self, environment: str) -> str:
         seats = self._hosts.get(environment, {}).values()

@@ -15,34 +15,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from operator import methodcaller
+from typing import Any
 
 import msgspec
 
-from ludus.controller.records import (
-    Act,
-    AskTasks,
-    Close,
-    Described,
-    Ended,
-    Open,
-    Opened,
-    Register,
-    Registered,
-    Renew,
-    Renewed,
-    SessionSpec,
-    Solve,
-    Start,
-    Withdraw,
-    new_key,
-    new_session_id,
-)
-from ludus.controller.runtime import Background, log, retrieved
+from ludus.controller import records
+from ludus.controller.records import Act, Close, Described, Ended, Open, Opened, Register, SessionSpec, Solve, Start
+from ludus.controller.runtime import Background, log
 from ludus.controller.service.access import AccessTokens
 from ludus.controller.service.journal import Journal
 from ludus.controller.service.limits import Rates
@@ -51,11 +36,10 @@ from ludus.controller.service.roster import Again, Decision, End, Expire, Found,
 from ludus.controller.service.waiting import Session
 from ludus.controller.service.workers import Worker, WorkerCalls
 from ludus.errors import ConfigError, ControllerFailed, LudusError, WorkerLost
-from ludus.types import Action, Observation, Task
+from ludus.types import Task
 from ludus.wire.codec import VERSION
-from ludus.wire.connection import Connection
+from ludus.wire.connection import Connection, retrieved
 
-T = TypeVar("T")
 TICK_S = 0.25
 LATE_S = 30.0
 """Added to the time limit that a worker enforces itself, before its answer counts as lost."""
@@ -131,8 +115,6 @@ class Controller:
         await self.journal.close()
         log(_log, "controller stopped", sessions=len(self.roster.sessions))
 
-    # -------------------------------------------------------------------------------------------- clients: sessions
-
     async def open(self, request: Open, *, client: str) -> Opened:
         """Queues until a slot is free or `wait_s` has passed. A cancelled caller leaves the queue,
         unless a repeat of its request waits too."""
@@ -149,7 +131,7 @@ class Controller:
         finally:
             answer.waiters -= 1
 
-    def withdraw(self, withdraw: Withdraw, *, client: str) -> None:
+    def withdraw(self, withdraw: records.Withdraw, *, client: str) -> None:
         session_id = self.roster.requested(client, withdraw.request_id)
         if session_id is None:
             return
@@ -160,14 +142,21 @@ class Controller:
         elif session is not None:
             session.state = "closing"  # `_open_there` sees this and closes it
 
-    async def start(self, start: Start, *, client: str) -> Observation:
-        return await self._relay(start, client=client, call=lambda worker, keyed: worker.start(keyed))
-
-    async def act(self, act: Act, *, client: str) -> Observation:
-        return await self._relay(act, client=client, call=lambda worker, keyed: worker.act(keyed))
-
-    async def solve(self, solve: Solve, *, client: str) -> Action:
-        return await self._relay(solve, client=client, call=lambda worker, keyed: worker.solve(keyed))
+    async def turn(self, turn: Start | Act | Solve, *, client: str) -> Any:
+        """Passes a call on to the session's worker, with its key, and renews the lease."""
+        session = self.roster.find(turn.session_id, client=client)
+        keyed = msgspec.structs.replace(turn, key=session.spec.key)
+        call: Callable[[Worker], Awaitable[Any]] = methodcaller(type(turn).__name__.lower(), keyed)
+        session.num_calls += 1
+        try:
+            return await self._calls.call(session.worker_id, call, limit_s=session.spec.timeout_s + LATE_S)
+        except WorkerLost:
+            if self.roster.has_ended(session.id):
+                raise self.roster.gone(session.id) from None
+            raise
+        finally:
+            session.num_calls -= 1
+            self.roster.renew([session.id], now=self._clock())
 
     async def close(self, close: Close, *, client: str) -> None:
         """Closing a session of this client that is over already succeeds."""
@@ -175,7 +164,7 @@ class Controller:
             return
         await self._close_there(self.roster.find(close.session_id, client=client), cause="closed")
 
-    def renew(self, renew: Renew, *, client: str) -> Renewed:
+    def renew(self, renew: records.Renew, *, client: str) -> records.Renewed:
         by_worker: dict[str, list[str]] = defaultdict(list)
         over: list[str] = []
         for session_id in renew.session_ids:
@@ -188,7 +177,7 @@ class Controller:
             self.roster.renew(session_ids, now=self._clock())
             if (worker := self._calls.get(worker_id)) is not None:
                 worker.renew(session_ids)
-        return Renewed(tuple(over))
+        return records.Renewed(tuple(over))
 
     def worker_of(self, session_id: str, *, client: str) -> Worker:
         """For third-party routes that pass calls unchanged to a worker of the same dialect."""
@@ -198,12 +187,10 @@ class Controller:
             raise WorkerLost(f"the connection of worker {session.worker_id} is broken; try again in a moment")
         return worker
 
-    # -------------------------------------------------------------------------------------------- clients: environments
-
     def environments(self) -> tuple[Described, ...]:
         return tuple(self.described[name] for name in self.roster.environments())
 
-    async def tasks(self, ask: AskTasks) -> tuple[Task, ...]:
+    async def tasks(self, ask: records.AskTasks) -> tuple[Task, ...]:
         """All workers of an environment have the same tasks, so one is asked, once."""
         kept = self._tasks.get((ask.environment, ask.split))
         if kept is not None:
@@ -217,9 +204,7 @@ class Controller:
         self._tasks[ask.environment, ask.split] = tasks
         return tasks
 
-    # -------------------------------------------------------------------------------------------- workers
-
-    def join(self, worker: Worker, register: Register, *, owner: str) -> Registered:
+    def join(self, worker: Worker, register: Register, *, owner: str) -> records.Registered:
         if register.version != VERSION:
             raise ConfigError(
                 f"worker {register.worker_id} speaks protocol {register.version}; this controller speaks {VERSION}"
@@ -247,7 +232,7 @@ class Controller:
         names, num_sessions = sorted(seat.environments), len(seat.sessions)
         log(_log, "worker joined", worker=worker.id, environments=names, slots=seat.slots, sessions=num_sessions)
         self._do(decisions)
-        return Registered(self.settings.heartbeat_s, tuple(unknown))
+        return records.Registered(self.settings.heartbeat_s, tuple(unknown))
 
     def heard(self, worker_id: str, *, leaving: bool = False) -> None:
         self._do(self.roster.heard(worker_id, now=self._clock(), leaving=leaving))
@@ -290,8 +275,6 @@ class Controller:
                 self.described[offered.name] = offered
                 self._tasks = {key: tasks for key, tasks in self._tasks.items() if key[0] != offered.name}
 
-    # -------------------------------------------------------------------------------------------- requests
-
     def _asked(self, request: Open, *, client: str) -> Opened | _Pending:
         session_id = self.roster.requested(client, request.request_id)
         if session_id is None:
@@ -311,11 +294,10 @@ class Controller:
 
     def _ask(self, request: Open, *, client: str) -> _Pending:
         now = self._clock()
-        session_id = new_session_id()
-        while self.roster.owner(session_id):
-            session_id = new_session_id()
+        while self.roster.owner(session_id := records.session_id_of(secrets.randbits(records.ID_BITS))):
+            pass
         pending = self._pending[session_id] = _Pending(since=now)
-        spec = SessionSpec.of(request, session_id=session_id, key=new_key(), client=client)
+        spec = SessionSpec.of(request, session_id=session_id, key=records.new_key(), client=client)
         self._do(self.roster.ask(spec, now=now))
         return pending
 
@@ -332,8 +314,6 @@ class Controller:
             pending.future.set_result(answer)
         else:
             pending.future.set_exception(answer)
-
-    # -------------------------------------------------------------------------------------------- carrying out decisions
 
     def _do(self, decisions: list[Decision]) -> None:
         for decision in decisions:
@@ -404,22 +384,6 @@ class Controller:
         session = self.roster.sessions.get(session_id)
         if session is not None:
             self.journal.put(session.spec, worker_id=session.worker_id)
-
-    async def _relay(self, body: Any, *, client: str, call: Callable[[Worker, Any], Awaitable[T]]) -> T:
-        """Passes a turn on, with the session's key. Every call renews the lease."""
-        session = self.roster.find(body.session_id, client=client)
-        keyed = msgspec.structs.replace(body, key=session.spec.key)
-        limit_s = session.spec.timeout_s + LATE_S
-        session.num_calls += 1
-        try:
-            return await self._calls.call(session.worker_id, lambda worker: call(worker, keyed), limit_s=limit_s)
-        except WorkerLost:
-            if self.roster.has_ended(session.id):
-                raise self.roster.gone(session.id) from None
-            raise
-        finally:
-            session.num_calls -= 1
-            self.roster.renew([session.id], now=self._clock())
 
     async def _tick_for_ever(self) -> None:
         while not self._leaving:

@@ -8,25 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from ludus.controller.records import (
-    Act,
-    AskTasks,
-    Close,
-    Ended,
-    Heartbeat,
-    Open,
-    Register,
-    Registered,
-    Renew,
-    Solve,
-    Start,
-    Withdraw,
-)
+from ludus.controller import records
+from ludus.controller.records import Ended, Heartbeat, Register, Registered
+from ludus.controller.runtime import first_of
 from ludus.controller.service.server import Controller
 from ludus.controller.service.workers import ConnectedWorker
 from ludus.errors import ControllerFailed, LudusError
@@ -63,9 +53,8 @@ async def serve_client(websocket: WebSocket) -> None:
     client = await _accepted(websocket, controller)
     if client is None:
         return
-    connection = Connection(
-        WebSocketTransport(websocket), handlers=client_endpoints(controller, client), peer=f"client {client}"
-    )
+    handlers = client_handlers(controller, client)
+    connection = Connection(WebSocketTransport(websocket), handlers=handlers, peer=f"client {client}")
     connections = controller.client_connections[client]
     connections.add(connection)
     await _run(connection, websocket, controller, over=lambda _: connections.discard(connection))
@@ -76,44 +65,47 @@ async def serve_worker(websocket: WebSocket) -> None:
     owner = await _accepted(websocket, controller)
     if owner is None:
         return
-    registered: list[ConnectedWorker] = []
+    worker: ConnectedWorker | None = None
 
     def register(body: Register) -> Registered:
-        worker = ConnectedWorker(body.worker_id, connection=connection)
-        answer = controller.join(worker, body, owner=owner)
-        registered[:] = [worker]
-        connection.peer = f"worker {worker.id}"
+        nonlocal worker
+        joining = ConnectedWorker(body.worker_id, connection=connection)
+        answer = controller.join(joining, body, owner=owner)
+        worker, connection.peer = joining, f"worker {joining.id}"
         return answer
 
     def worker_id() -> str:
-        if not registered:
+        if worker is None:
             raise ControllerFailed("call `register` first", status=409)
-        return registered[0].id
+        return worker.id
 
     def over(reason: str) -> None:
-        for worker in registered:
+        if worker is not None:
             controller.away(worker, reason=reason)
 
-    endpoints = {
+    handlers = {
         "register": Handler(Register, register),
         "heartbeat": Handler(Heartbeat, lambda body: controller.heard(worker_id(), leaving=body.draining)),
         "ended": Handler(Ended, lambda body: controller.ended(worker_id(), body)),
     }
-    connection = Connection(WebSocketTransport(websocket), handlers=endpoints, peer="a worker")
+    connection = Connection(WebSocketTransport(websocket), handlers=handlers, peer="a worker")
     await _run(connection, websocket, controller, over=over)
 
 
-def client_endpoints(controller: Controller, client: str) -> dict[str, Handler]:
+def client_handlers(controller: Controller, client: str) -> dict[str, Handler]:
+    own: dict[str, tuple[Any, Callable[..., Any]]] = {
+        "open": (records.Open, controller.open),
+        "withdraw": (records.Withdraw, controller.withdraw),
+        "start": (records.Start, controller.turn),
+        "act": (records.Act, controller.turn),
+        "solve": (records.Solve, controller.turn),
+        "close": (records.Close, controller.close),
+        "renew": (records.Renew, controller.renew),
+    }
     table: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-        "open": (Open, lambda body: controller.open(body, client=client)),
-        "withdraw": (Withdraw, lambda body: controller.withdraw(body, client=client)),
         "environments": (None, lambda _: controller.environments()),
-        "tasks": (AskTasks, controller.tasks),
-        "start": (Start, lambda body: controller.start(body, client=client)),
-        "act": (Act, lambda body: controller.act(body, client=client)),
-        "solve": (Solve, lambda body: controller.solve(body, client=client)),
-        "close": (Close, lambda body: controller.close(body, client=client)),
-        "renew": (Renew, lambda body: controller.renew(body, client=client)),
+        "tasks": (records.AskTasks, controller.tasks),
+        **{name: (body, partial(call, client=client)) for name, (body, call) in own.items()},
     }
     return {name: Handler(body, _counted(controller, client, name, call)) for name, (body, call) in table.items()}
 
@@ -144,16 +136,10 @@ async def _run(
     connection: Connection, websocket: WebSocket, controller: Controller, *, over: Callable[[str], None]
 ) -> None:
     """Runs until the connection is over, or its access token is revoked or expires."""
-    running = asyncio.create_task(_running(connection, over))
-    watching = asyncio.create_task(_until_revoked(websocket, controller))
-    try:
-        await asyncio.wait({running, watching}, return_when=asyncio.FIRST_COMPLETED)
+    revoked = _until_revoked(websocket, controller)
+    async with first_of(_running(connection, over), revoked) as (_, watching):
         if watching.done():
             await websocket.close(1008, watching.result()[:100])
-    finally:
-        for task in (running, watching):
-            task.cancel()
-        await asyncio.gather(running, watching, return_exceptions=True)
 
 
 async def _running(connection: Connection, over: Callable[[str], None]) -> None:

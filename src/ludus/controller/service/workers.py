@@ -20,7 +20,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ludus.controller.records import Act, AskTasks, Close, Drain, Renew, SessionSpec, Solve, Start
-from ludus.controller.runtime import within
+from ludus.controller.runtime import Clocks, expire, within
 from ludus.errors import ControllerFailed, WorkerLost
 from ludus.types import Action, Observation, Task
 from ludus.wire.connection import Connection
@@ -56,9 +56,11 @@ class Worker(Protocol):
 
     def renew(self, session_ids: Sequence[str]) -> None:
         """Renews the leases of these sessions without waiting for an answer."""
+        return
 
     def drain(self, draining: bool) -> None:
         """Informs the worker. The controller places nothing on a drained worker anyway."""
+        return
 
     def leave(self) -> None:
         """The controller has given it up as lost. A worker that is still alive may join again."""
@@ -114,62 +116,49 @@ class WorkerCalls:
     def __init__(self, *, is_expected: Callable[[str], bool]) -> None:
         self._is_expected = is_expected
         self._here: dict[str, Worker] = {}
-        self._clocks: dict[str, set[asyncio.Timeout]] = defaultdict(set)
-        self._returns: dict[str, asyncio.Future[None]] = {}
+        self._clocks: dict[str, Clocks] = defaultdict(set)
+        self._is_here: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
 
     def get(self, worker_id: str) -> Worker | None:
         return self._here.get(worker_id)
 
     def joined(self, worker: Worker) -> None:
         self._here[worker.id] = worker
-        waiting = self._returns.pop(worker.id, None)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(None)
+        self._is_here[worker.id].set()
 
     def left(self, worker: Worker) -> bool:
         """False: this is an old object of a worker that has joined again."""
         if self._here.get(worker.id) is not worker:
             return False
         del self._here[worker.id]
+        self._is_here[worker.id].clear()
         return True
 
     def give_up(self, worker_id: str) -> None:
         worker = self._here.pop(worker_id, None)
         if worker is not None:
             worker.leave()
-        now = asyncio.get_running_loop().time()
-        for clock in self._clocks.pop(worker_id, set()):
-            if not clock.expired():
-                clock.reschedule(now)
-        self._returns.pop(worker_id, None)
+        expire(self._clocks.pop(worker_id, set()))
+        self._is_here.pop(worker_id, None)
 
     async def call(self, worker_id: str, what: Callable[[Worker], Awaitable[T]], *, limit_s: float) -> T:
         def late() -> WorkerLost:
             lost = not self._is_expected(worker_id)
             return WorkerLost(f"worker {worker_id} {'was lost' if lost else f'did not answer within {limit_s:g} s'}")
 
-        clocks = self._clocks[worker_id]
-        async with within(limit_s, late) as clock:
-            clocks.add(clock)
-            try:
-                return await self._persist(worker_id, what)
-            finally:
-                clocks.discard(clock)
+        async with within(limit_s, late, clocks=self._clocks[worker_id]):
+            return await self._persist(worker_id, what)
 
     async def _persist(self, worker_id: str, what: Callable[[Worker], Awaitable[T]]) -> T:
         while True:
-            worker = self._here.get(worker_id) or await self._return_of(worker_id)
+            worker = self._here.get(worker_id)
+            if worker is None:
+                if not self._is_expected(worker_id):
+                    raise WorkerLost(f"worker {worker_id} was lost")
+                await self._is_here[worker_id].wait()
+                continue
             try:
                 return await what(worker)
             except WorkerLost:
                 if self._here.get(worker_id) is worker:
                     raise  # the worker is connected and raised this itself
-
-    async def _return_of(self, worker_id: str) -> Worker:
-        if not self._is_expected(worker_id):
-            raise WorkerLost(f"worker {worker_id} was lost")
-        future = self._returns.get(worker_id)
-        if future is None:
-            future = self._returns[worker_id] = asyncio.get_running_loop().create_future()
-        await asyncio.shield(future)
-        return self._here[worker_id]

@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 
 from ludus.controller.client.local import LocalClient
 from ludus.controller.records import Act, Close, Ended, Renew, Renewed, SessionSpec, Solve, Start
-from ludus.controller.runtime import retrieved
 from ludus.errors import ControllerFailed, LudusError, TurnTimeout, WorkerLost
 from ludus.types import Action, Observation
 from ludus.wire.codec import Fault, error_of, fault_of
+from ludus.wire.connection import detached
 
 T = TypeVar("T")
 BROKEN_S = 5.0
@@ -78,10 +78,8 @@ class Sessions:
 
     async def end(self, session_ids: Iterable[str], *, message: str) -> None:
         """Ends sessions that their clients did not close; waiting calls raise WorkerLost."""
-        live = [self._live[each] for each in session_ids if each in self._live]
-        await asyncio.gather(
-            *(each.end("failed", message, error=WorkerLost(f"session {each.id}: {message}")) for each in live)
-        )
+        lost = {each: WorkerLost(f"session {each}: {message}") for each in session_ids if each in self._live}
+        await asyncio.gather(*(self._live[each].end("failed", message, error=error) for each, error in lost.items()))
 
     async def end_all(self, message: str) -> None:
         await self.end(tuple(self._live), message=message)
@@ -111,8 +109,6 @@ class Sessions:
 
 
 class LiveSession:
-    """One session: its lease, its limits, its last answers."""
-
     def __init__(
         self, spec: SessionSpec, *, hosting: LocalClient, ended: Callable[[LiveSession, Ended | None], None]
     ) -> None:
@@ -133,14 +129,11 @@ class LiveSession:
         self._lease_until = self._loop.time() + spec.timeout_s + spec.lease_s
         self._lease = self._loop.call_at(self._lease_until, self._check_lease)
         self._limit = self._loop.call_later(spec.session_timeout_s, self._out_of_time)
-        self._busy: asyncio.Task[Any] = asyncio.create_task(self._open())
-        self._busy.add_done_callback(retrieved)
+        self._busy: asyncio.Task[Any] = detached(self._open())
         self._answers["open"] = (None, self._busy)
 
     def renew(self) -> None:
         self._lease_until = self._loop.time() + self.spec.lease_s
-
-    # -------------------------------------------------------------------------------------------- calls
 
     async def opened(self) -> None:
         opening = self._answers["open"][1]
@@ -195,8 +188,7 @@ class LiveSession:
                     status=409,
                 )
             self._turn += kind == "act"
-            task = self._busy = asyncio.create_task(self._in_time(kind, work))
-            task.add_done_callback(retrieved)
+            task = self._busy = detached(self._in_time(kind, work))
             self._answers[kind] = (which, task)
         return task
 
@@ -234,15 +226,13 @@ class LiveSession:
         if self._ending is None:
             self._lease.cancel()
             self.renew()
-            self._lease = self._loop.call_at(self._lease_until, self._check_lease)
+            self._check_lease()
 
     def _unopened(self, error: BaseException) -> Ended:
         """For a restarted controller, to which this session was reported as running."""
-        if self.over is None:
-            self.over = error if isinstance(error, LudusError) else WorkerLost(f"session {self.id} was not opened")
+        unopened = WorkerLost(f"session {self.id} was not opened")
+        self.over = self.over or (error if isinstance(error, LudusError) else unopened)
         return Ended(self.id, "failed", str(self.over))
-
-    # -------------------------------------------------------------------------------------------- the end
 
     def end(self, cause: str, message: str = "", *, error: LudusError | None = None) -> Awaitable[None]:
         """Frees everything. Idempotent: the first cause counts. Waiting calls raise `error`."""

@@ -14,47 +14,33 @@ import asyncio
 import http
 import logging
 import os
-import random
 import secrets
 import signal
 import socket
 import threading
 from collections.abc import Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.http11 import Request, Response
 
+from ludus.controller import records
 from ludus.controller.client.local import LocalClient
-from ludus.controller.records import (
-    Act,
-    AskTasks,
-    Close,
-    Drain,
-    Ended,
-    Heartbeat,
-    Register,
-    Registered,
-    Renew,
-    SessionSpec,
-    Solve,
-    Start,
-)
-from ludus.controller.runtime import event_loop, log_json_lines
+from ludus.controller.records import Ended, Heartbeat, Register, Registered
+from ludus.controller.runtime import event_loop, first_of, log_json_lines
 from ludus.controller.worker.sessions import Sessions
 from ludus.environments.environment import Environment
 from ludus.errors import ConfigError, LudusError, WorkerLost, describe
 from ludus.garbage import rarely_collected
 from ludus.hosting.process_pool import PoolLimits
-from ludus.types import Task
 from ludus.wire.codec import MAX_FRAME_BYTES
 from ludus.wire.connection import Connection, Handler
-from ludus.wire.reconnect import connection_url
+from ludus.wire.reconnect import connection_url, jitter, websocket_to
 
-_jitter = random.Random()  # separate from the global state, which belongs to environments' authors
 DRAIN_S = 600.0
 CLOSE_S = 10.0
 """Seconds that the end of the worker waits for its sessions to close."""
@@ -95,30 +81,31 @@ class Worker:
     async def run(self) -> int:
         await self.hosting.prepare()
         self._listen_to_signals()
-        async with AsyncExitStack() as closing:
-            self._port = next(iter((await self._listen(closing)).sockets)).getsockname()[1]
+        async with await self._listen() as server:
+            self._port = next(iter(server.sockets)).getsockname()[1]
             _log.info("worker %s listens on port %d and registers at %s", self.id, self._port, self._url)
             connecting = asyncio.create_task(self._connect_for_ever())
             try:
-                await self._until_stopped()
+                await self._leaving.wait()
+                async with first_of(self.sessions.empty.wait(), self._forced.wait(), limit_s=self._drain_s):
+                    pass
             finally:
                 await self._end(connecting)
         return 143 if self._forced.is_set() else 0
 
-    async def _listen(self, closing: AsyncExitStack) -> Server:
-        serving = serve(
-            self._serve_client,
-            self._host,
-            self._port,
-            process_request=_only_link,
-            compression=None,
-            max_size=MAX_FRAME_BYTES,
-            ping_interval=30,
-            ping_timeout=60,
-            close_timeout=1,
-        )
+    async def _listen(self) -> Server:
         try:
-            return await closing.enter_async_context(serving)
+            return await serve(
+                self._serve_client,
+                self._host,
+                self._port,
+                process_request=_only_link,
+                compression=None,
+                max_size=MAX_FRAME_BYTES,
+                ping_interval=30,
+                ping_timeout=60,
+                close_timeout=1,
+            )
         except OSError as error:
             raise ConfigError(
                 f"cannot listen on {self._host} port {self._port}: {error}; choose another with --host and --port"
@@ -142,13 +129,6 @@ class Worker:
                 asyncio.get_running_loop().add_signal_handler(number, self.stop)
             self.hosting.host.watch.use_signals()
 
-    async def _until_stopped(self) -> None:
-        await self._leaving.wait()
-        waits = {asyncio.create_task(self.sessions.empty.wait()), asyncio.create_task(self._forced.wait())}
-        await asyncio.wait(waits, timeout=self._drain_s, return_when=asyncio.FIRST_COMPLETED)
-        for task in waits:
-            task.cancel()
-
     async def _end(self, connecting: asyncio.Task[None]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(0 if self._forced.is_set() else CLOSE_S):
@@ -158,27 +138,27 @@ class Worker:
         connecting.cancel()
         with suppress(asyncio.CancelledError):
             await connecting
-        if self._forced.is_set():
-            await self.hosting.kill()
-        else:
-            await self.hosting.close()
-
-    # -------------------------------------------------------------------------------------------- clients
+        await (self.hosting.kill() if self._forced.is_set() else self.hosting.close())
 
     async def _serve_client(self, websocket: ServerConnection) -> None:
-        await Connection(websocket, handlers=self._turns(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+        await Connection(websocket, handlers=self._handlers(trusted=False), peer="a client").run()  # type: ignore[arg-type]
 
-    def _turns(self, *, trusted: bool) -> dict[str, Handler]:
-        sessions = self.sessions
-        return {
-            "start": Handler(Start, lambda body: sessions.call(body, trusted=trusted)),
-            "act": Handler(Act, lambda body: sessions.call(body, trusted=trusted)),
-            "solve": Handler(Solve, lambda body: sessions.call(body, trusted=trusted)),
-            "close": Handler(Close, lambda body: sessions.close(body, trusted=trusted)),
-            "renew": Handler(Renew, sessions.renew),
+    def _handlers(self, *, trusted: bool) -> dict[str, Handler]:
+        """`trusted`: for the controller, which may omit keys and give orders."""
+        call = partial(self.sessions.call, trusted=trusted)
+        turns = {
+            "start": Handler(records.Start, call),
+            "act": Handler(records.Act, call),
+            "solve": Handler(records.Solve, call),
+            "close": Handler(records.Close, partial(self.sessions.close, trusted=trusted)),
+            "renew": Handler(records.Renew, self.sessions.renew),
         }
-
-    # -------------------------------------------------------------------------------------------- the controller
+        orders = {
+            "open": Handler(records.SessionSpec, self.sessions.open),
+            "tasks": Handler(records.AskTasks, lambda ask: self.hosting.tasks(ask.environment, ask.split)),
+            "drain": Handler(records.Drain, self._drain),
+        }
+        return turns | orders if trusted else turns
 
     async def _connect_for_ever(self) -> None:
         pause_s = PAUSE_S
@@ -190,40 +170,25 @@ class Worker:
             if reason != self._logged:  # once, not at every attempt
                 _log.warning("no controller at %s: %s. Trying again; sessions continue", self._url, reason)
                 self._logged = reason
-            await asyncio.sleep(pause_s * _jitter.uniform(0.5, 1.0))
+            await asyncio.sleep(pause_s * jitter.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
     async def _attend(self) -> str:
         """Serves one connection to the controller and returns why it ended."""
-        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        async with connect(
-            self._url,
-            additional_headers=headers,
-            compression=None,
-            max_size=MAX_FRAME_BYTES,
-            open_timeout=5,
-            ping_interval=None,  # heartbeats do that
-            proxy=None,
-        ) as websocket:
-            endpoints = self._turns(trusted=True) | self._orders()
-            connection = Connection(websocket, handlers=endpoints, peer="the controller")  # type: ignore[arg-type]
+        # no pings: heartbeats do that
+        async with websocket_to(self._url, token=self._token, ping_interval=None) as websocket:
+            handlers = self._handlers(trusted=True)
+            connection = Connection(websocket, handlers=handlers, peer="the controller")  # type: ignore[arg-type]
             running = asyncio.create_task(connection.run())
             try:
                 await self._register(connection, websocket)
-                await self._beat(connection)
+                await self._beat(connection, running)
                 return await running
             finally:
                 self._connection = None
                 running.cancel()
                 with suppress(asyncio.CancelledError):
                     await running
-
-    def _orders(self) -> dict[str, Handler]:
-        return {
-            "open": Handler(SessionSpec, self.sessions.open),
-            "tasks": Handler(AskTasks, self._tasks),
-            "drain": Handler(Drain, self._drain),
-        }
 
     async def _register(self, connection: Connection, websocket: ClientConnection) -> None:
         self._unreported.clear()
@@ -244,7 +209,7 @@ class Worker:
             connection.tell("heartbeat", self._heartbeat())
         await self.sessions.end(self._registered.unknown, message="the controller had ended it meanwhile")
 
-    async def _beat(self, connection: Connection) -> None:
+    async def _beat(self, connection: Connection, running: asyncio.Task[str]) -> None:
         """Until the connection is over, or the controller is silent for three heartbeats."""
         every_s = self._registered.heartbeat_s
         while connection.alive:
@@ -255,17 +220,12 @@ class Worker:
                 await connection.close()
             except WorkerLost:
                 return
-            with suppress(TimeoutError):
-                async with asyncio.timeout(every_s):
-                    await connection.wait_closed()
+            await asyncio.wait({running}, timeout=every_s)
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(self.id, len(self.sessions), draining=self._leaving.is_set())
 
-    async def _tasks(self, ask: AskTasks) -> list[Task]:
-        return await self.hosting.tasks(ask.environment, ask.split)
-
-    def _drain(self, drain: Drain) -> None:
+    def _drain(self, drain: records.Drain) -> None:
         self.sessions.draining = drain.draining or self._leaving.is_set()
 
     def _report_ended(self, ended: Ended) -> None:

@@ -17,8 +17,8 @@ from ludus.adapters.outside import as_text, imported, opening, refuse_after_done
 from ludus.adapters.spaces import ActionText, NotInSpace, check_renderable, described, rendered
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Isolation, Needs
-from ludus.environments.registry import find
 from ludus.errors import ConfigError, describe
+from ludus.plugins import resolve
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 TOOL = "act"
@@ -94,7 +94,7 @@ class Gymnasium(EnvironmentBase):
         if render == "ansi":
             return lambda _observation, world: without_colours(world.render())
         if render != "space":
-            function: Render = find(render)
+            function: Render = resolve(render)
             return function
         check_renderable(space, where=self.options["id"])
         return lambda observation, _world: rendered(space, observation)

@@ -21,9 +21,9 @@ from ludus.adapters.mcp_wire import McpClient, http_streams, process_streams
 from ludus.adapters.outside import as_text, imported, opening, random_call, refuse_after_done, refused, reply_to
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Needs
-from ludus.environments.registry import find
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.openai_format import tool_to_openai
+from ludus.plugins import resolve
 from ludus.sandboxes.sandbox import Mount, Need
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
@@ -94,7 +94,7 @@ class Mcp(EnvironmentBase):
         seen = tuple(Mount(source=path, target=path) for path in mounts or ())
         need = Need(sandbox, image=image, network=network, mounts=seen) if command else "none"
         self.needs = Needs(sandbox=need, image=image)
-        self._check: Callable[[Played], Any] = find(check) if check else same_answer
+        self._check: Callable[[Played], Any] = resolve(check) if check else same_answer
         self._rows = rows_of(tasks)
 
     def tasks(self, split: str) -> list[Task]:
@@ -254,7 +254,7 @@ def _block(block: Any) -> str:
 def rows_of(source: str) -> Callable[[str], list[Mapping[str, Any]]]:
     """A function that returns the rows of a split."""
     if not source.endswith(".jsonl"):
-        function: Callable[[str], list[Mapping[str, Any]]] = find(source)
+        function: Callable[[str], list[Mapping[str, Any]]] = resolve(source)
         return function
     try:
         rows = [json.loads(line) for line in Path(source).read_text().splitlines() if line.strip()]

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ludus.environments.environment import Environment
-from ludus.environments.registry import find, make, search_path
+from ludus.environments.registry import make, search_path
 from ludus.errors import EnvironmentFailed, TurnTimeout
 from ludus.hosting.host import Host
+from ludus.plugins import resolve
 from ludus.types import Action, Observation, Task, ToolCall
 
 MAX_TURNS = 32
@@ -133,7 +134,7 @@ def repeat_elsewhere(
 async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
     environment = make(wanted["name"], source=wanted["source"], options=wanted["options"])
     tasks = {task.id: task for split in wanted["splits"] for task in environment.tasks(split)}
-    sandboxes = find(wanted["sandboxes"])() if wanted["sandboxes"] else None
+    sandboxes = resolve(wanted["sandboxes"])() if wanted["sandboxes"] else None
     host, prints = Host(sandboxes=sandboxes), [fingerprint(tasks.values())]
     try:
         for trial in wanted["trials"]:

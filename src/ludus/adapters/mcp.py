@@ -80,8 +80,7 @@ class Mcp(EnvironmentBase):
         reset: a tool that is called at the start with the task's `reset`, and hidden from the
         model.
         sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths,
-        the same inside.
-        """
+        the same inside."""
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
             raise ConfigError("set either option command, which starts it, or option url; got both or none")
@@ -192,9 +191,6 @@ class McpSession:
             raise EnvironmentFailed(f"tool {name!r}: the server answered {code}: {message[:300]}") from error
         text = result_text(result)
         return (f"error: {text}" if result.is_error else text), bool(result.is_error), False
-
-
-# ------------------------------------------------------------------------------------------------ pure
 
 
 def same_answer(played: Played) -> float:

@@ -110,9 +110,6 @@ class McpClient:
                 raise
 
 
-# ------------------------------------------------------------------------------------------------ stdio
-
-
 class Lines:
     """Splits a byte stream into lines. Raises if one line or the whole stream is too long."""
 
@@ -211,9 +208,6 @@ def _end(handle: ProcessHandle, reader: _Reader) -> None:
     handle.kill()
     reader.join(timeout=LEAVE_S)  # first, so that it does not read from reused file descriptors
     handle.close()
-
-
-# ------------------------------------------------------------------------------------------------ http
 
 
 @asynccontextmanager

@@ -68,8 +68,7 @@ class OpenEnv(EnvironmentBase):
     ) -> None:
         """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
         several.
-        num_train, num_test: number of seeds, each a task.
-        """
+        num_train, num_test: number of seeds, each a task."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an OpenEnv server")
         self.name, self.description = name, prompt
@@ -213,9 +212,6 @@ class OpenEnvSession:
             return Observation(messages=(reply_to(call, str(problem)),), invalid=True)
         text, reward, self._done = outcome_of(answer)
         return Observation(messages=(reply_to(call, text),), reward=reward, done=self._done)
-
-
-# ------------------------------------------------------------------------------------------------ pure
 
 
 class BadAction(Exception):

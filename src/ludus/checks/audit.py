@@ -35,9 +35,6 @@ class Finding:
         return f"{self.severity}: {self.what}\n    -> {self.fix}"
 
 
-# ------------------------------------------------------------------------------------------------ the players
-
-
 def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
     """Actions that cannot be carried out, each with a description."""
     bad = [
@@ -73,9 +70,6 @@ def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
             before = trial.actions[turn - 1] if turn else Action()
             yield (so_far + [again] * max_turns)[:max_turns]
             yield (so_far + [before, again] * max_turns)[:max_turns]
-
-
-# ------------------------------------------------------------------------------------------------ judgements
 
 
 def idle_findings(what: str, trials: Sequence[Trial]) -> list[Finding]:
@@ -126,8 +120,7 @@ def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
     """`answers`: first prompts, each with the parts of the answer that wins at once.
 
-    The answer leaks if prompts contain their own answer clearly more often than another task's.
-    """
+    The answer leaks if prompts contain their own answer clearly more often than another task's."""
     answers = [(prompt, parts) for prompt, parts in answers if parts]
     if len(answers) < ENOUGH:
         return []

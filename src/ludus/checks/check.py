@@ -136,8 +136,6 @@ class _Examination:
         await self.examine_answers(solver)
         await self.examine_close(sample[0])
 
-    # ------------------------------------------------------------------------------------------------ examinations
-
     async def examine_tasks(self) -> None:
         if self.needs.isolation == "process":
             self.facts["isolation"] = "process (this check plays in its own process)"
@@ -363,8 +361,6 @@ class _Examination:
                 for _ in range(2):
                     await in_time(self.host.call(hosted.authored.close, where="close"), where="close")
                 await hosted.close()
-
-    # ------------------------------------------------------------------------------------------------ notes
 
     def note(self, findings: Iterable[Finding]) -> None:
         for finding in findings:

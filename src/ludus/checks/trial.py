@@ -108,8 +108,7 @@ def repeat_elsewhere(
 ) -> list[str]:
     """Fingerprints of tasks and trials, from a new process with another hash seed.
 
-    `source` and `sandboxes` name the classes of the environment and of the sandbox provider.
-    """
+    `source` and `sandboxes` name the classes of the environment and of the sandbox provider."""
     wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
     wanted |= {"splits": list(splits), "sandboxes": sandboxes}
     wanted["trials"] = [

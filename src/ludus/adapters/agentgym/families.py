@@ -45,9 +45,6 @@ def _number(answer: Any, key: str) -> float:
     return float(part(answer, key, (int, float)))
 
 
-# ------------------------------------------------------------------------------------------------ first observations
-
-
 def observed(answer: Any) -> str:
     return str(part(answer, "observation", str))
 
@@ -72,9 +69,6 @@ def _vocabulary(answer: Any) -> str:
     if not isinstance(answer, list):
         raise EnvironmentFailed(f"the server's vocabulary is {type(answer).__name__}; expected a list of words")
     return "The vocabulary:\n" + "\n".join(map(as_text, answer)) + "\nA new game begins. Make your first guess."
-
-
-# ------------------------------------------------------------------------------------------------ answers to actions
 
 
 def plain(answer: Any, said: Said) -> Reply:
@@ -140,9 +134,6 @@ def _browsed(answer: Any, said: Said) -> Reply:
         raise EnvironmentFailed(f"the server's browser is gone: {as_text(text)[:200]}")
     cut = {"truncated": float(truncated and not terminated)}
     return Reply(text, reward, terminated or truncated, invalid=raised, metrics=cut)
-
-
-# ------------------------------------------------------------------------------------------------ the table
 
 
 @dataclass(frozen=True, slots=True)

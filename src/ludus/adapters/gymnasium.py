@@ -13,8 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ludus.adapters.outside import as_text, imported, opening, refuse_after_done, refused, reply_to, seed_tasks
+from ludus.adapters.outside import as_text, imported, opening, reply_to, seed_tasks
 from ludus.adapters.spaces import ActionText, NotInSpace, check_renderable, described, rendered
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Isolation, Needs
 from ludus.errors import ConfigError, describe

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ludus.adapters.mcp_wire import McpClient, http_streams, process_streams
-from ludus.adapters.outside import as_text, imported, opening, random_call, refuse_after_done, refused, reply_to
+from ludus.adapters.outside import as_text, imported, opening, reply_to
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Needs
+from ludus.environments.tools import random_call
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.openai_format import tool_to_openai
 from ludus.plugins import resolve
@@ -137,7 +139,9 @@ class McpSession:
         if reset and reset not in names:
             raise EnvironmentFailed(f"the server has no tool {reset!r} to reset it with.{nearest(reset, names)}")
         if reset:
-            await self._reset(reset)
+            text, failed, _ = await self._call(reset, self._task.data.get("reset") or {})
+            if failed:
+                raise EnvironmentFailed(f"the tool {reset!r} did not reset the server: {text[:300]}")
         self._tools = tuple(tool for tool in listed if tool.name != reset)
         return opening(self._environment.description, as_text(self._task.data["prompt"]), tools=self._tools)
 
@@ -171,11 +175,6 @@ class McpSession:
         text, failed, mistake = await self._call(call.name, call.arguments)
         self._calls.append(Called(call.name, dict(call.arguments), text, failed=failed))
         return reply_to(call, text), mistake
-
-    async def _reset(self, name: str) -> None:
-        text, failed, _ = await self._call(name, self._task.data.get("reset") or {})
-        if failed:
-            raise EnvironmentFailed(f"the tool {name!r} did not reset the server: {text[:300]}")
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, bool]:
         """Text, whether the call failed, and whether its arguments were invalid."""

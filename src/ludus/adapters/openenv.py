@@ -16,19 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ludus.adapters.outside import (
-    MAX_ANSWER_BYTES,
-    as_text,
-    opening,
-    random_call,
-    read_json,
-    refuse_after_done,
-    refused,
-    reply_to,
-    seed_tasks,
-)  # fmt: skip
+from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, opening, read_json, reply_to, seed_tasks
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
-from ludus.environments.tools import random_value
+from ludus.environments.tools import random_call, random_value
 from ludus.errors import ConfigError, EnvironmentFailed, describe
 from ludus.types import Action, Observation, Task, Tool, ToolCall
 

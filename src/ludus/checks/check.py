@@ -22,7 +22,7 @@ import numpy as np
 
 from ludus.checks import audit
 from ludus.checks.audit import Finding
-from ludus.checks.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
+from ludus.checks.trial import MAX_TURNS, Trial, fingerprint, in_time, play, repeat_elsewhere
 from ludus.config import RolloutConfig
 from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment
 from ludus.environments.needs import Provider, needs_of
@@ -196,7 +196,7 @@ class _Examination:
         for seed, task in enumerate(sample):
             async with self.noting(f"found by the {player}; reproduce it with `ludus env play`"):
                 try:
-                    trials.append(await attempt(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
+                    trials.append(await play(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
                 except ConfigError as error:
                     self.facts[player] = "none"
                     self.warning(str(error), "warm starts and this check need it; the built-in worlds have examples")
@@ -316,7 +316,7 @@ class _Examination:
         self, sample: Sequence[Task], *, randoms: Sequence[Trial], solver: Sequence[Trial]
     ) -> None:
         solved = [trial for trial in solver if trial.success]
-        best = {trial.task.id: audit.earned(trial) for trial in solved}
+        best = {trial.task.id: trial.reward for trial in solved}
         trials = [*randoms, *solver]
         self.note(audit.paid_though_invalid(trials) + audit.excess_findings("a random player", randoms, best=best))
         tools = trials[0].observations[0].tools or () if trials else ()
@@ -346,7 +346,7 @@ class _Examination:
         return await self.repeat(task, [action] * self.max_turns)
 
     async def repeat(self, task: Task, actions: Sequence[Action], *, seed: int = 0) -> Trial:
-        return await repeat(self.environment, task, host=self.host, seed=seed, actions=actions)
+        return await play(self.environment, task, host=self.host, seed=seed, actions=actions)
 
     @property
     def max_turns(self) -> int:

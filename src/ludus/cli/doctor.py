@@ -28,20 +28,15 @@ def doctor(
     import json
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]
-    unknown = [name for name in needed or [] if name not in {line.name for line in lines}]
-    if unknown:
+    known = [line.name for line in lines]
+    if unknown := [name for name in needed or [] if name not in known]:
         from ludus.errors import ConfigError, nearest
 
-        known = [line.name for line in lines]
         raise ConfigError(f"unknown line {unknown[0]!r}.{nearest(unknown[0], known)} Known: {', '.join(known)}.")
     for line in lines:
         remedy = f" -> {line.remedy}" if line.remedy else ""
-        text = (
-            json.dumps(line._asdict())
-            if as_json
-            else f"{line.name:10} {'ok' if line.works else 'NO':3} {line.says}{remedy}"
-        )
-        typer.echo(text)
+        text = f"{line.name:10} {'ok' if line.works else 'NO':3} {line.says}{remedy}"
+        typer.echo(json.dumps(line._asdict()) if as_json else text)
     broken = [line.name for line in lines if not line.works and line.name in (*REQUIRED, *(needed or ()))]
     if broken:
         raise typer.Exit(1)
@@ -71,12 +66,8 @@ def _world(name: str, *, namespace: bool) -> Line:
     missing = [*no_modules, *(program.name for program in no_programs)]
     if needs.namespace and not namespace:
         missing, remedies = ["a namespace sandbox"], ["See the line namespace."]
-    return Line(
-        name,
-        not missing,
-        f"missing: {', '.join(missing)}" if missing else "world; everything installed",
-        "; ".join(remedies),
-    )
+    says = f"missing: {', '.join(missing)}" if missing else "world; everything installed"
+    return Line(name, not missing, says, "; ".join(remedies))
 
 
 def _python() -> Line:
@@ -90,12 +81,18 @@ def _python() -> Line:
 
 def _torch() -> Line:
     """From its metadata: importing it takes seconds."""
+    if found := _version("torch"):
+        return Line("torch", True, f"{found}, built for {_built_for() or 'the CPU only'}")
+    return Line("torch", False, "not installed", "pip install torch")
+
+
+def _version(package: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return Line("torch", True, f"{version('torch')}, built for {_built_for() or 'the CPU only'}")
+        return version(package)
     except PackageNotFoundError:
-        return Line("torch", False, "not installed", "pip install torch")
+        return ""
 
 
 def _built_for() -> str:
@@ -113,24 +110,12 @@ def _built_for() -> str:
 def _packages() -> Line:
     """The dependencies of Ludus, without extras."""
     import re
-    from importlib.metadata import PackageNotFoundError, requires, version
+    from importlib.metadata import requires
 
-    missing = []
-    for requirement in requires("ludus") or []:
-        if "extra ==" in requirement:
-            continue
-        name = re.split(r"[<>=!~;\[ ]", requirement)[0]
-        try:
-            version(name)
-        except PackageNotFoundError:
-            missing.append(name)
-    listed = ", ".join(missing)
-    return Line(
-        "packages",
-        not missing,
-        f"missing: {listed}" if missing else "all installed",
-        f"pip install {' '.join(missing)}",
-    )
+    needed = [line for line in requires("ludus") or [] if "extra ==" not in line]
+    missing = [name for line in needed if not _version(name := re.split(r"[<>=!~;\[ ]", line)[0])]
+    says = f"missing: {', '.join(missing)}" if missing else "all installed"
+    return Line("packages", not missing, says, f"pip install {' '.join(missing)}")
 
 
 def _machine() -> Line:
@@ -140,13 +125,8 @@ def _machine() -> Line:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     free = shutil.disk_usage(".").free / 2**30
-    enough = free > 1
-    return Line(
-        "machine",
-        enough,
-        f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free in this folder",
-        "Free some disk space: runs are written to this folder.",
-    )
+    says = f"{cores} cores, {pages:.0f} GiB memory, {free:.0f} GiB free in this folder"
+    return Line("machine", free > 1, says, "Free some disk space: runs are written to this folder.")
 
 
 def _gpu() -> Line:
@@ -162,12 +142,8 @@ def _gpu() -> Line:
         return Line("gpu", False, "nvidia-smi does not answer", "Check the driver: run nvidia-smi.")
     if answer.returncode or not answer.stdout.strip():
         cause = (answer.stderr or answer.stdout).strip().splitlines()[:1]
-        return Line(
-            "gpu",
-            False,
-            f"nvidia-smi finds no GPU{': ' + cause[0] if cause else ''}",
-            "Check the driver: run nvidia-smi.",
-        )
+        says = f"nvidia-smi finds no GPU{': ' + cause[0] if cause else ''}"
+        return Line("gpu", False, says, "Check the driver: run nvidia-smi.")
     cards = answer.stdout.strip().splitlines()
     says = f"{len(cards)} x {cards[0]}"
     if not _built_for():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -107,11 +108,8 @@ def check_environment(
     from ludus.checks import check
     from ludus.sandboxes.provider import Sandboxes
 
-    sandboxes = Sandboxes()
-    try:
+    with closing(Sandboxes()) as sandboxes:
         report = check(_make(name, options), num_tasks=tasks, sandboxes=sandboxes)
-    finally:
-        sandboxes.close()
     typer.echo(str(report))
     if not report.ok:
         raise typer.Exit(1)
@@ -171,9 +169,10 @@ async def _play(
 
 
 async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action:
+    from ludus.checks.audit import written
+
     action = await session.solve(mistakes=mistakes, rng=rng)
-    calls = ", ".join(f"{call.name}({_arguments(call.arguments)})" for call in action.tool_calls)
-    typer.secho(f"> {calls or action.content}", fg="cyan")
+    typer.secho(f"> {written(action)}", fg="cyan")
     return action
 
 
@@ -206,10 +205,6 @@ def _value(text: str) -> Any:
 def _short(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
-
-
-def _arguments(arguments: Any) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in arguments.items())
 
 
 def _show(observation: Observation) -> None:

@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 from ludus.environments.environment import EnvironmentBase, Session
 from ludus.environments.needs import Needs, read_needs
 from ludus.environments.signature import BadArguments, read_signature
-from ludus.environments.tools import ToolMethod, tools_of
+from ludus.environments.tools import ToolMethod, random_call, tools_of
 from ludus.errors import ConfigError, nearest
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
@@ -129,8 +129,7 @@ class AuthoredSession:
         return _observation((*system, Message("user", reply.text)), [reply], tools=tools)
 
     async def act(self, action: Action) -> Observation:
-        if self._over:
-            raise RuntimeError("act() after done: a session is single use, open a new one")
+        refuse_after_done(self._over)
         carry_out = self._act_with_tools if self._environment.tools else self._act_with_text
         observation = await carry_out(action)
         self._over = observation.done
@@ -143,12 +142,12 @@ class AuthoredSession:
 
     async def _act_with_tools(self, action: Action) -> Observation:
         if action.problem:
-            return _refused(f"bad tool call: {action.problem}")
+            return refused(f"bad tool call: {action.problem}")
         if not action.tool_calls and hasattr(self._author, "say"):
             reply = _reply(await _settled(self._author.say(action.content.strip())), by="say")
             return _observation((Message("user", reply.text),), [reply])
         if not action.tool_calls:
-            return _refused(f"no tool call. tools: {', '.join(self._environment.tools)}")
+            return refused(f"no tool call. tools: {', '.join(self._environment.tools)}")
         messages, replies = [], []
         for call in action.tool_calls:
             reply = await self._carry_out(call)
@@ -172,13 +171,13 @@ class AuthoredSession:
 
     async def _act_with_text(self, action: Action) -> Observation:
         if action.tool_calls or action.problem:
-            return _refused("no tools here. answer in plain text")
+            return refused("no tools here. answer in plain text")
         text = action.content.strip()
         accepted: Sequence[str] | None = getattr(self._author, "actions", None)
         if accepted is not None:
             match = next((known for known in accepted if known.lower() == text.lower()), None)
             if match is None:
-                return _refused(f"say one of: {', '.join(accepted)}")
+                return refused(f"say one of: {', '.join(accepted)}")
             text = match
         reply = _reply(await _settled(self._author.act(text)), by="act")
         return _observation((Message("user", reply.text),), [reply])
@@ -191,8 +190,7 @@ class AuthoredSession:
             return _action(await _settled(self._author.random_action(rng)), by="random_action")
         if not self._environment.tools:
             return Action(content=rng.choice(list(self._author.actions)))
-        name = rng.choice(list(self._environment.tools))
-        return Action(tool_calls=(ToolCall(name, self._environment.tools[name].random_arguments(rng)),))
+        return random_call([method.tool for method in self._environment.tools.values()], rng)
 
 
 class PlainSession:
@@ -250,8 +248,14 @@ def _action(value: Any, *, by: str) -> Action:
     raise TypeError(f"{by} returned {type(value).__name__}; expected an Action, a ToolCall or a str")
 
 
-def _refused(text: str) -> Observation:
+def refused(text: str) -> Observation:
+    """An invalid action; `text` tells the model why."""
     return Observation(messages=(Message("user", text),), invalid=True)
+
+
+def refuse_after_done(done: bool) -> None:
+    if done:
+        raise RuntimeError("act() after done: a session is single use, open a new one")
 
 
 def _observation(

@@ -80,7 +80,7 @@ class Signature:
 def read_signature(function: Callable[..., Any], *, what: str) -> Signature:
     """The parameters of `function` without self. `what` names it in errors, e.g. "tool guess"."""
     hints = _hints(function, what=what)
-    described = argument_descriptions(function)
+    described = dict(found for _, found in _doc_lines(function) if found)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "self":
@@ -103,13 +103,9 @@ def description(function: Callable[..., Any]) -> str:
     return " ".join(" ".join(kept).split())
 
 
-def argument_descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """From docstring lines such as `number: the guess`."""
-    return dict(found for _, found in _doc_lines(function) if found)
-
-
 def _doc_lines(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str] | None]]:
-    """Lines of the docstring, each with the argument it describes and the description."""
+    """Lines of the docstring, each with the argument and description that it holds, as in
+    `number: the guess`."""
     names = inspect.signature(function).parameters
     for line in (inspect.getdoc(function) or "").splitlines():
         match = _ARGUMENT_LINE.match(line)

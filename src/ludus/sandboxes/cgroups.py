@@ -83,15 +83,15 @@ def make(trees: Trees, name: str, room: Room) -> Group:
 def settings(controller: str, version: int, room: Room) -> list[tuple[str, str]]:
     """Files of a group, and their values."""
     memory, quota = str(room.memory_mb * 2**20), str(int(room.cpus * _PERIOD_US))
-    if controller == "memory":
-        if version == 1:
-            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)]
-        return [("memory.max", memory), ("memory.swap.max", "0")]
-    if controller == "pids":
-        return [("pids.max", str(room.num_processes))]
-    if version == 1:
-        return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
-    return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    pids = [("pids.max", str(room.num_processes))]
+    return {
+        ("memory", 1): [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
+        ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
+        ("pids", 1): pids,
+        ("pids", 2): pids,
+        ("cpu", 1): [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)],
+        ("cpu", 2): [("cpu.max", f"{quota} {_PERIOD_US}")],
+    }[controller, version]
 
 
 @functools.cache

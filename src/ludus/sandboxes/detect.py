@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,15 +63,12 @@ def _namespace() -> Driver:
 
 def _try_namespace() -> str:
     """What went wrong, or an empty string."""
-    init = NamespaceInit(mark="")
     uid = UID if os.geteuid() == 0 else 0
-    try:
+    with closing(NamespaceInit(mark="")) as init:
         init.ask("open", id="trial", bytes=2**20, uid=uid)
         argv = [*bwrap(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
         started = init.spawn(argv=argv, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
         done = finish(started, limits=Limits(time_s=10))
-    finally:
-        init.close()
     return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
 
 
@@ -113,10 +111,6 @@ def _container() -> Driver:
 
 
 def _version(socket: Path) -> str:
-    api = DockerApi(socket)
-    try:
+    with closing(DockerApi(socket)) as api, suppress(SandboxFailed):
         return api.version()
-    except SandboxFailed:
-        return ""
-    finally:
-        api.close()
+    return ""

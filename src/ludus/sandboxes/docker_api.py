@@ -47,7 +47,7 @@ class DockerApi:
         return f"{name} {answer.get('Version', '?')}"
 
     def has_image(self, image: str) -> bool:
-        return self._client.get(f"/images/{image}/json").status_code == 200
+        return self._send("GET", f"/images/{image}/json").status_code == 200
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         return str(self._ask("POST", "/containers/create", params={"name": name}, body=body)["Id"])
@@ -73,13 +73,8 @@ class DockerApi:
             "Cmd": argv, "User": user, "WorkingDir": folder,
         }  # fmt: skip
         exec_id = str(self._ask("POST", f"/containers/{container}/exec", body=body)["Id"])
-        request = self._client.build_request(
-            "POST", f"/exec/{exec_id}/start", json={"Detach": False, "Tty": False}, headers=_UPGRADE, timeout=CALL_S
-        )
-        try:
-            response = self._client.send(request, stream=True)
-        except httpx.HTTPError as error:
-            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        begin = {"Detach": False, "Tty": False}
+        response = self._send("POST", f"/exec/{exec_id}/start", json=begin, headers=_UPGRADE, stream=True)
         if response.status_code not in (101, 200):
             response.read()
             raise SandboxFailed(f"a command could not be started in the container: {_message(response)}")
@@ -98,13 +93,16 @@ class DockerApi:
         self._client.close()
 
     def _ask(self, method: str, path: str, *, params: Any = None, body: Any = None, ok: tuple[int, ...] = ()) -> Any:
-        try:
-            response = self._client.request(method, path, params=params, json=body)
-        except httpx.HTTPError as error:
-            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        response = self._send(method, path, params=params, json=body)
         if response.is_error and response.status_code not in ok:
             raise SandboxFailed(f"the container service refuses {method} {path.split('/')[1]}: {_message(response)}")
         return response.json() if response.content and "json" in response.headers.get("content-type", "") else {}
+
+    def _send(self, method: str, path: str, *, stream: bool = False, **request: Any) -> httpx.Response:
+        try:
+            return self._client.send(self._client.build_request(method, path, **request), stream=stream)
+        except httpx.HTTPError as error:
+            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
 
 
 class Exec:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ludus.sandboxes.sandbox import Finished, Limits, decoded
 
@@ -45,6 +45,9 @@ class ProcessHandle(Protocol):
 class Captured:
     """The first `limit` bytes of a stream."""
 
+    ended = False
+    """Set by a subclass that knows where the output ends."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._data = bytearray()
@@ -80,9 +83,10 @@ def gather(running: ProcessHandle, *, limits: Limits) -> Gathered:
     deadline_s = time.monotonic() + limits.time_s
     code, in_time = None, True
     try:
-        if _read_to_the_end(running, out, err, deadline_s=deadline_s):
+        stopped = capture(running, out, err, deadline_s=deadline_s)
+        if stopped == "end":
             code = running.exit_code(max(GRACE_S / 10, deadline_s - time.monotonic()))
-        in_time = code is not None or out.num_bytes + err.num_bytes > FLOOD_BYTES
+        in_time = code is not None or stopped == "flood"
         if code is None:
             end(running)
     finally:
@@ -102,17 +106,21 @@ def end(running: ProcessHandle) -> None:
     running.exit_code(max(0.0, until_s - time.monotonic()))
 
 
-def _read_to_the_end(running: ProcessHandle, out: Captured, err: Captured, *, deadline_s: float) -> bool:
-    """False: out of time, or too much output."""
-    while out.num_bytes + err.num_bytes <= FLOOD_BYTES:
+def capture(
+    running: ProcessHandle, out: Captured, err: Captured, *, deadline_s: float
+) -> Literal["marked", "end", "flood", "late"]:
+    """Reads until both captures ended, the process closed its streams, or a limit is exceeded."""
+    while not (out.ended and err.ended):
+        if out.num_bytes + err.num_bytes > FLOOD_BYTES:
+            return "flood"
         event = running.receive(max(0.0, deadline_s - time.monotonic()))
         if event is None:
-            return False
+            return "late"
         stream, data = event
         if stream == 0:
-            return True
+            return "end"
         (out if stream == 1 else err).add(data)
-    return False
+    return "marked"
 
 
 def finish(running: ProcessHandle, *, limits: Limits) -> Finished:

@@ -110,7 +110,7 @@ class Sandboxes:
 
     def _make(self, need: Need) -> Started:
         owner = self._begin()
-        label = owner.label(run=self._run, session="")
+        label = owner.label(run=self._run)
         sandbox = self._build(need, label, state=owner.state)
         with self._lock:
             # a new dict: the reaper may be reading; before start: it must spare what start makes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
+from ludus.adapters.agentgym.families import FAMILIES, Family, part
 from ludus.adapters.agentgym.reading import Unreadable
 from ludus.adapters.agentgym.server import Instances, Server, says_error
 from ludus.adapters.agentgym.splits import choose
-from ludus.adapters.outside import as_text, opening, refuse_after_done, refused
+from ludus.adapters.outside import as_text, opening
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.types import Action, Message, Observation, Task
@@ -91,11 +92,11 @@ class AgentGymSession:
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
         try:
-            said = Said(self._family.read(as_text(action.content)), paid=self._paid)
+            said = self._family.read(as_text(action.content))
         except Unreadable as problem:
             text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
             return refused(text)
-        outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
+        outcome = self._family.outcome(await self._ask("step", {"action": said}), said, self._paid)
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done
         return Observation(

@@ -74,15 +74,12 @@ class Mcp(EnvironmentBase):
         max_turns: int = 16,
         name: str = "mcp",
     ) -> None:
-        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that
-        returns such rows.
+        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or a module:function(split).
         command: starts a stdio server; or url: a streamable HTTP server, e.g. http://HOST:PORT/mcp.
         check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`,
         ignoring case and whitespace.
-        reset: a tool that is called at the start with the task's `reset`, and hidden from the
-        model.
-        sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths,
-        the same inside."""
+        reset: a tool, hidden from the model, that is called at the start with the task's `reset`.
+        sandbox, mounts (read-only, the same inside), variables, image, network: of a stdio server."""
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
             raise ConfigError("set either option command, which starts it, or option url; got both or none")

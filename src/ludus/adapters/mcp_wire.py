@@ -219,7 +219,10 @@ async def http_streams(url: str, _stderr: StderrTail) -> AsyncIterator[tuple[Any
         """Cuts off an endless answer; the package limits its events, but not a plain JSON body."""
 
         def __init__(self, stream: Any) -> None:
-            self.stream, self.aclose = stream, stream.aclose
+            self.stream = stream
+
+        async def aclose(self) -> None:
+            await self.stream.aclose()
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             total = 0

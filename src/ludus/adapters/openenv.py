@@ -57,9 +57,8 @@ class OpenEnv(EnvironmentBase):
         num_test: int = 50,
         name: str = "openenv",
     ) -> None:
-        """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
-        several.
-        num_train, num_test: number of seeds, each a task."""
+        """url: http://HOST:PORT. num_train, num_test: number of seeds, each a task.
+        field: the action's field for the model's text, if the schema has several."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an OpenEnv server")
         self.name, self.description = name, prompt

@@ -20,9 +20,13 @@ FIRST_TEST_SEED = 1_000_000
 
 
 def as_text(value: Any) -> str:
-    """A str unchanged, other values as JSON. Lone surrogates are replaced."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """A str unchanged, other values as JSON, numpy's too. Lone surrogates are replaced."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def seed_tasks(environment: Environment, split: str) -> list[Task]:

@@ -117,9 +117,8 @@ def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
 
 
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
-    """`answers`: first prompts, each with the parts of the answer that wins at once.
-
-    The answer leaks if prompts contain their own answer clearly more often than another task's."""
+    """Prompts leak if they contain their own answer clearly more often than another task's.
+    `answers`: first prompts, each with the parts of the answer that wins at once."""
     answers = [(prompt, parts) for prompt, parts in answers if parts]
     if len(answers) < ENOUGH:
         return []

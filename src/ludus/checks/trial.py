@@ -17,13 +17,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ludus.environments.environment import Environment
 from ludus.environments.registry import make, search_path
 from ludus.errors import EnvironmentFailed, TurnTimeout
 from ludus.hosting.host import Host
 from ludus.plugins import resolve
-from ludus.types import Action, Observation, Task, ToolCall
+from ludus.types import Action, Observation, Task
 
+Actions = Sequence[Action] | None
 MAX_TURNS = 32
 """For an environment without a limit of its own."""
 TURN_S = 30.0
@@ -58,13 +61,7 @@ class Trial:
 
 
 async def play(
-    environment: Environment,
-    task: Task,
-    *,
-    host: Host,
-    seed: int,
-    actions: Sequence[Action] | None = None,
-    mistakes: float = 0.0,
+    environment: Environment, task: Task, *, host: Host, seed: int, actions: Actions = None, mistakes: float = 0.0
 ) -> Trial:
     """Plays `actions` until they or the session end; without them the solver, or with `mistakes`
     1.0 a random player."""
@@ -99,19 +96,12 @@ def fingerprint(value: Any) -> str:
 
 
 def repeat_elsewhere(
-    environment: Environment,
-    trials: Sequence[Trial],
-    *,
-    splits: Sequence[str],
-    source: str,
-    sandboxes: str = "",
-    timeout_s: float = 120.0,
+    environment: Environment, trials: list[Trial], *, splits: list[str], source: str, sandboxes: str, timeout_s: float
 ) -> list[str]:
-    """Fingerprints of tasks and trials, from a new process with another hash seed.
-
-    `source` and `sandboxes` name the classes of the environment and of the sandbox provider."""
+    """Fingerprints of tasks and trials, from a new process with another hash seed. `source` and
+    `sandboxes` name the classes of the environment and of the sandbox provider."""
     wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
-    wanted |= {"splits": list(splits), "sandboxes": sandboxes}
+    wanted |= {"splits": splits, "sandboxes": sandboxes}
     wanted["trials"] = [
         {"id": trial.task.id, "seed": trial.seed, "actions": [dataclasses.asdict(action) for action in trial.actions]}
         for trial in trials
@@ -138,7 +128,7 @@ async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
     host, prints = Host(sandboxes=sandboxes), [fingerprint(tasks.values())]
     try:
         for trial in wanted["trials"]:
-            actions = [_action(plain) for plain in trial["actions"]]
+            actions = msgspec.convert(trial["actions"], list[Action])
             again = await play(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)
             prints.append(again.print)
     finally:
@@ -146,10 +136,6 @@ async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
         if sandboxes is not None:
             sandboxes.close()
     return prints
-
-
-def _action(plain: dict[str, Any]) -> Action:
-    return Action(plain["content"], tuple(ToolCall(**call) for call in plain["tool_calls"]), plain["problem"])
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ def doctor(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """List what works on this machine and how to fix the rest. Exits with 1 on a required
-    failure."""
+    """List what works here and how to fix the rest. Exits with 1 if a required line is not ok."""
     import json
 
     lines = [line._replace(remedy="") if line.works else line for line in examine()]

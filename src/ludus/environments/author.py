@@ -42,7 +42,7 @@ from ludus.environments.needs import Needs, read_needs
 from ludus.environments.signature import BadArguments, read_signature
 from ludus.environments.tools import ToolMethod, random_call, tools_of
 from ludus.errors import ConfigError, nearest
-from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+from ludus.types import Action, Message, Observation, Task, ToolCall
 
 T = TypeVar("T")
 _METHODS = ("setup", "act", "say", "solve", "random_action", "close")
@@ -72,7 +72,8 @@ class AuthoredEnvironment(EnvironmentBase):
         self.needs: Needs = read_needs(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)
-        self.options = _defaults(author) | self._given
+        parameters = inspect.signature(author).parameters.values()
+        self.options = {each.name: each.default for each in parameters if each.default is not each.empty} | self._given
         self.max_turns = getattr(self._new(), "max_turns", None)
         self._plain = not any(inspect.iscoroutinefunction(getattr(author, m, None)) for m in (*_METHODS, *self.tools))
         self._tasks: dict[str, tuple[Task, ...]] = {}
@@ -160,9 +161,8 @@ class AuthoredSession:
     async def _carry_out(self, call: ToolCall) -> Reply:
         tools = self._environment.tools
         if call.name not in tools:
-            return Reply(
-                f"no tool {call.name[:40]!r}. tools: {', '.join(tools)}.{nearest(call.name, tools)}", invalid=True
-            )
+            text = f"no tool {call.name[:40]!r}. tools: {', '.join(tools)}.{nearest(call.name, tools)}"
+            return Reply(text, invalid=True)
         try:
             arguments = tools[call.name].signature.read_json(call.arguments)
         except BadArguments as error:
@@ -258,16 +258,14 @@ def refuse_after_done(done: bool) -> None:
         raise RuntimeError("act() after done: a session is single use, open a new one")
 
 
-def _observation(
-    messages: tuple[Message, ...], replies: list[Reply], *, tools: tuple[Tool, ...] | None = None
-) -> Observation:
+def _observation(messages: tuple[Message, ...], replies: list[Reply], **more: Any) -> Observation:
     return Observation(
         messages=messages,
-        tools=tools,
         reward=sum(reply.reward for reply in replies),
         done=any(reply.done for reply in replies),
         invalid=any(reply.invalid for reply in replies),
         metrics={name: value for reply in replies for name, value in reply.metrics.items()},
+        **more,
     )
 
 
@@ -298,8 +296,3 @@ def read_options(author: Callable[..., Any], options: Mapping[str, Any], *, name
         return signature.read_python(options)
     except BadArguments as error:
         raise ConfigError(f"environment {name!r}: option {error}") from None
-
-
-def _defaults(author: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(author).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}

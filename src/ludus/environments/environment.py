@@ -52,10 +52,8 @@ class Environment(Protocol):
     def tasks(self, split: str) -> list[Task]: ...
 
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session | Awaitable[Session]:
-        """A new session. `task` decides the problem, `seed` only the noise.
-
-        `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox` if `needs` asks for one, else None.
-        The host closes it after the session."""
+        """A new session. `task` decides the problem, `seed` only the noise. `sandbox` is a started
+        `ludus.sandboxes.sandbox.Sandbox`, which the host closes, if `needs` asks for one."""
         ...
 
 

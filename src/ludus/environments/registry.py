@@ -80,9 +80,8 @@ def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None
     """An author's class, or an Environment class or instance, as an Environment."""
     if not isinstance(found, type):
         if missing := [part for part in ("name", "tasks", "open") if not hasattr(found, part)]:
-            raise ConfigError(
-                f"environment {name!r} is {found!r}, which has no `{missing[0]}`; expected a class or an Environment"
-            )
+            lacks = f"which has no `{missing[0]}`; expected a class or an Environment"
+            raise ConfigError(f"environment {name!r} is {found!r}, {lacks}")
         if options:
             raise ConfigError(f"environment {name!r} is an instance, which takes no options; got {dict(options)}")
         return cast(Environment, found)

@@ -94,9 +94,8 @@ def _array(schema: Mapping[str, Any], rng: random.Random) -> list[Any]:
 
 def _object(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    drawn = {
-        name: random_value(part, rng) for name, part in properties.items() if name in required or rng.random() < 0.5
-    }
+    chosen = (name for name in properties if name in required or rng.random() < 0.5)
+    drawn = {name: random_value(properties[name], rng) for name in chosen}
     values = schema.get("additionalProperties")
     if isinstance(values, Mapping):
         drawn |= {rng.choice(_WORDS): random_value(values, rng) for _ in range(rng.randint(0, 2))}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.owner import drop_label, write_label
-from ludus.sandboxes.process_handle import ProcessHandle, finish, gather
+from ludus.sandboxes.process_handle import ProcessHandle, gather
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
@@ -56,7 +56,7 @@ class SandboxBase(ABC):
         write_label(self._state, self.label, kind=self.kind)
 
     def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
-        return refusal(command) or finish(self.attach(argv_of(command, shell=self._shell_argv()[0])), limits=limits)
+        return refusal(command) or gather(self.attach(argv_of(command, shell=self._shell_argv()[0])), limits=limits)[0]
 
     def shell(self) -> PersistentShell:
         self._require_open()
@@ -104,10 +104,10 @@ class ContainedSandbox(SandboxBase):
             with contextlib.suppress(OSError):  # its stderr says why
                 handle.send(stdin, timeout_s=FILE_S)
         kept = max(num_bytes, Limits().output_bytes)
-        done = gather(handle, limits=Limits(time_s=FILE_S, output_bytes=kept))
+        done, data = gather(handle, limits=Limits(time_s=FILE_S, output_bytes=kept))
         if done.exit_code:
-            raise _error(path, "took too long" if done.timed_out else done.err.text().strip())
-        return done.out.data[:num_bytes]
+            raise _error(path, "took too long" if done.timed_out else done.stderr.strip())
+        return data[:num_bytes]
 
 
 def _operand(path: str) -> str:

@@ -12,9 +12,9 @@ from pathlib import Path
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi, sockets
-from ludus.sandboxes.namespace import BASE, NamespaceInit, bwrap, rlimits
-from ludus.sandboxes.process_handle import finish
-from ludus.sandboxes.sandbox import UID, Kind, Limits, Room
+from ludus.sandboxes.namespace import BASE, NamespaceInit, bwrap, rlimits, starter_uid
+from ludus.sandboxes.process_handle import gather
+from ludus.sandboxes.sandbox import Kind, Limits, Room
 
 CONF = Path(__file__).with_name("containers.conf")
 
@@ -63,20 +63,18 @@ def _namespace() -> Driver:
 
 def _try_namespace() -> str:
     """What went wrong, or an empty string."""
-    uid = UID if os.geteuid() == 0 else 0
+    uid = starter_uid()
     with closing(NamespaceInit(mark="")) as init:
         init.ask("open", id="trial", bytes=2**20, uid=uid)
         argv = [*bwrap(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
         started = init.spawn(argv=argv, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
-        done = finish(started, limits=Limits(time_s=10))
+        done, _ = gather(started, limits=Limits(time_s=10))
     return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
 
 
 def _namespace_remedy() -> str:
-    for name, good in (
-        ("kernel.unprivileged_userns_clone", "1"),
-        ("kernel.apparmor_restrict_unprivileged_userns", "0"),
-    ):
+    settings = {"kernel.unprivileged_userns_clone": "1", "kernel.apparmor_restrict_unprivileged_userns": "0"}
+    for name, good in settings.items():
         file = Path("/proc/sys") / name.replace(".", "/")
         if file.exists() and file.read_text().strip() != good:
             return f"Allow user namespaces: `sysctl -w {name}={good}`."
@@ -98,16 +96,10 @@ def _container() -> Driver:
     if shutil.which("podman"):
         where = "/run/podman" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp") + "/podman"
         command = f"mkdir -p {where}; podman system service --time=0 unix://{where}/podman.sock &"
-        return Driver(
-            "container", False, "podman is installed, but its service does not run",
-            f"Start it: `{command}` (with CONTAINERS_CONF={CONF} if crun does not work).",
-        )  # fmt: skip
-    return Driver(
-        "container",
-        False,
-        "neither Docker nor podman answers",
-        "Install one, e.g. `apt-get install podman runc`, or set DOCKER_HOST=unix://...",
-    )
+        remedy = f"Start it: `{command}` (with CONTAINERS_CONF={CONF} if crun does not work)."
+        return Driver("container", False, "podman is installed, but its service does not run", remedy)
+    remedy = "Install one, e.g. `apt-get install podman runc`, or set DOCKER_HOST=unix://..."
+    return Driver("container", False, "neither Docker nor podman answers", remedy)
 
 
 def _version(socket: Path) -> str:

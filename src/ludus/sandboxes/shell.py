@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.process_handle import GRACE_S, Captured, ProcessHandle, capture, end
+from ludus.sandboxes.process_handle import GRACE_S, Captured, ProcessHandle, capture, end, finished
 from ludus.sandboxes.sandbox import Finished, Limits, encoded, refusal
 
 SETUP = b"""exec 8>&1 9>&2
@@ -97,14 +97,7 @@ class PersistentShell:
             self._end()
             out.give_up()
             err.give_up()
-        return Finished(
-            code,
-            stdout=out.text(),
-            stderr=err.text(),
-            truncated=out.truncated or err.truncated,
-            timed_out=stopped == "late",
-            restarted=stopped != "marked",
-        )
+        return finished(code, out, err, timed_out=stopped == "late", restarted=stopped != "marked")
 
 
 class Stream(Captured):

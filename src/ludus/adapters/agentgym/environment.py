@@ -45,18 +45,15 @@ class AgentGym(EnvironmentBase):
 
     async def leave(self, instance: int, *, certain: bool) -> None:
         """Closes an instance, or keeps it if the server has no close and its state is `certain`."""
-        if self._closes:
-            try:
-                self._closes = await self.server.close({self.family.key: instance})
-            except BaseException:
-                self.instances.lost(instance)
-                raise
-        if self._closes:
-            self.instances.closed(instance)
-        elif certain:
-            self.instances.give_back(instance)
-        else:
-            self.instances.lost(instance)
+        done = self.instances.lost
+        try:
+            self._closes = self._closes and await self.server.close({self.family.key: instance})
+            if self._closes:
+                done = self.instances.closed
+            elif certain:
+                done = self.instances.give_back
+        finally:
+            done(instance)
 
     async def _create(self) -> int:
         answer = await self.server.ask("create", body=self.family.create)
@@ -94,8 +91,7 @@ class AgentGymSession:
         try:
             said = self._family.read(as_text(action.content))
         except Unreadable as problem:
-            text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
-            return refused(text)
+            return refused(f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem))
         outcome = self._family.outcome(await self._ask("step", {"action": said}), said, self._paid)
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done

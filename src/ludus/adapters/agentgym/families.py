@@ -26,12 +26,9 @@ def part(answer: Any, key: str, kind: type | tuple[type, ...]) -> Any:
         got = sorted(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
         raise EnvironmentFailed(f"the server answered {got}; expected an object with {key!r}. Is the family right?")
     if not isinstance(answer[key], kind):
-        raise EnvironmentFailed(f"the server's {key!r} is {answer[key]!r:.60}; expected {_named(kind)}")
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise EnvironmentFailed(f"the server's {key!r} is {answer[key]!r:.60}; expected {names}")
     return answer[key]
-
-
-def _named(kind: type | tuple[type, ...]) -> str:
-    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 def _number(answer: Any, key: str) -> float:

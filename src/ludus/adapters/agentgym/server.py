@@ -132,6 +132,13 @@ class Instances:
                 _log.info("the server gave instance %d twice: sessions now wait for a free one", instance)
             await asyncio.sleep(WAIT_S)
 
+    async def _made(self) -> int:
+        try:
+            return await self._create()
+        except asyncio.CancelledError:  # it may exist by now, with a number that we never get
+            self.num_lost += 1
+            raise
+
     def give_back(self, instance: int) -> None:
         self._held.discard(instance)
         self._idle.append(instance)
@@ -145,10 +152,3 @@ class Instances:
         self.closed(instance)
         self.num_lost += 1
         _log.warning("instance %d was left on the server; %d so far", instance, self.num_lost)
-
-    async def _made(self) -> int:
-        try:
-            return await self._create()
-        except asyncio.CancelledError:  # it may exist by now, with a number that we never get
-            self.num_lost += 1
-            raise

@@ -44,9 +44,7 @@ VARIATIONS = (
 
 def _sciworld() -> Split:
     """ScienceWorld's rule: of each task, the first half is train, the last quarter test."""
-    train: list[int] = []
-    test: list[int] = []
-    first = 0
+    train, test, first = list[int](), list[int](), 0
     for num in VARIATIONS:
         train += range(first, first + num // 2)
         test += range(first + num * 3 // 4, first + num)

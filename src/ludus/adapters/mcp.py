@@ -79,7 +79,7 @@ class Mcp(EnvironmentBase):
         check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`,
         ignoring case and whitespace.
         reset: a tool, hidden from the model, that is called at the start with the task's `reset`.
-        sandbox, mounts (read-only, the same inside), variables, image, network: of a stdio server."""
+        sandbox, mounts (read-only, same paths), variables, image, network: of a stdio server."""
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
             raise ConfigError("set either option command, which starts it, or option url; got both or none")

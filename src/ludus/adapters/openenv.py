@@ -27,8 +27,8 @@ TOOL = "act"
 OPEN_S = 10.0
 FULL_S = 0.1
 """Wait before a full server is asked again. By default a server holds one session."""
-_HIDDEN = ("metadata",)
-"""Fields of every OpenEnv action that the model does not see."""
+HIDDEN = "metadata"
+"""Field of every OpenEnv action that the model does not see."""
 _log = logging.getLogger(__name__)
 
 
@@ -221,10 +221,8 @@ def fault(data: Mapping[str, Any], *, where: str) -> Exception:
 
 
 def action_format(schema: Mapping[str, Any], *, field: str = "") -> ActionFormat:
-    properties = schema.get("properties", {})
-    properties = (
-        {name: each for name, each in properties.items() if name not in _HIDDEN} if isinstance(properties, dict) else {}
-    )
+    found = schema.get("properties")
+    properties = {name: each for name, each in found.items() if name != HIDDEN} if isinstance(found, dict) else {}
     if field:
         if field not in properties:
             raise ConfigError(f"option field is {field!r}; the server's actions have {', '.join(properties) or 'none'}")

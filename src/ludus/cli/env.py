@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from ludus.controller.client.client import ClientSession
     from ludus.controller.client.local import LocalClient
     from ludus.environments import Environment
     from ludus.types import Action, Observation, Tool
@@ -146,6 +145,8 @@ async def _play(
 ) -> None:
     import random
 
+    from ludus.checks.audit import written
+
     tasks = await client.tasks(environment.name, split)
     if not tasks:
         _fail(f"--split is {split!r}, in which {environment.name!r} has no tasks; try train or test")
@@ -158,22 +159,16 @@ async def _play(
     _show(observation)
     while not observation.done and turn < (environment.max_turns or turn + 1):
         turn += 1
-        action = (
-            _ask(tools) if player == "person" else await _watch(session, rng=rng, mistakes=float(player == "random"))
-        )
+        if player == "person":
+            action = _ask(tools)
+        else:
+            action = await session.solve(mistakes=float(player == "random"), rng=rng)
+            typer.secho(f"> {written(action)}", fg="cyan")
         observation = await session.act(action)
         reward += observation.reward
         _show(observation)
     await client.close()
     typer.echo(f"{'done' if observation.done else 'out of turns'} after {turn} turns, reward {reward:g}")
-
-
-async def _watch(session: ClientSession, *, rng: Any, mistakes: float) -> Action:
-    from ludus.checks.audit import written
-
-    action = await session.solve(mistakes=mistakes, rng=rng)
-    typer.secho(f"> {written(action)}", fg="cyan")
-    return action
 
 
 def _ask(tools: tuple[Tool, ...]) -> Action:

@@ -110,12 +110,9 @@ class AuthoredSession:
     """An instance of an author's class as an async Session."""
 
     def __init__(self, author: Any, *, environment: AuthoredEnvironment, task: Task, seed: int) -> None:
-        self._author = author
-        self._environment = environment
-        self._task = task
+        self._author, self._environment, self._task = author, environment, task
         self._rng = random.Random(seed)
-        self._over = False
-        self._closed = False
+        self._over = self._closed = False
         self.solve = self._solve if hasattr(author, "solve") else None
         able = environment.tools or hasattr(author, "random_action") or hasattr(author, "actions")
         self.random_action = self._random_action if able else None
@@ -271,8 +268,7 @@ def _observation(messages: tuple[Message, ...], replies: list[Reply], **more: An
 
 def _docstring(author: type) -> str:
     doc = inspect.cleandoc(author.__doc__ or "")
-    made_by_dataclass = doc.startswith(f"{author.__name__}(")
-    return "" if made_by_dataclass else doc
+    return "" if doc.startswith(f"{author.__name__}(") else doc  # written by @dataclass
 
 
 def _require_shape(author: type, tools: Mapping[str, ToolMethod]) -> None:

@@ -46,10 +46,6 @@ class Trees:
     def missing(self) -> tuple[str, ...]:
         return tuple(name for name in NEEDED if name not in self.places)
 
-    def describe(self) -> str:
-        versions = sorted({version for version, _ in self.places.values()})
-        return " and ".join(f"cgroup v{version}" for version in versions)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -70,14 +66,13 @@ class Group:
 
 
 def make(trees: Trees, name: str, room: Room) -> Group:
-    folders = []
-    for folder in dict.fromkeys(place / name for _, place in trees.places.values()):
+    group = Group(tuple(dict.fromkeys(place / name for _, place in trees.places.values())))
+    for folder in group.folders:
         folder.mkdir()
-        folders.append(folder)
     for controller, (version, place) in trees.places.items():
         for file, value in settings(controller, version, room):
             _set(place / name / file, value)
-    return Group(tuple(folders))
+    return group
 
 
 def settings(controller: str, version: int, room: Room) -> list[tuple[str, str]]:

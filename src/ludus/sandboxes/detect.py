@@ -57,7 +57,8 @@ def _namespace() -> Driver:
         return Driver("namespace", False, f"bubblewrap does not run here: {problem}", _namespace_remedy())
     trees = cgroups.find()
     lacking = "".join(f", no limit on {name} of the whole sandbox" for name in trees.missing)
-    limits = f"limits by {trees.describe()}{lacking}" if trees.places else "no control groups: limits per process only"
+    found = " and ".join(sorted({f"cgroup v{version}" for version, _ in trees.places.values()}))
+    limits = f"limits by {found}{lacking}" if found else "no control groups: limits per process only"
     return Driver("namespace", True, f"bubblewrap; {limits}")
 
 

@@ -82,12 +82,12 @@ def gather(running: ProcessHandle, *, limits: Limits) -> tuple[Finished, bytes]:
     finally:
         running.close()
     late = code is None and stopped != "flood"
-    return finished(137 if code is None else code, out, err, timed_out=late), out.data
+    return finished(code, out, err, timed_out=late), out.data
 
 
-def finished(exit_code: int, out: Captured, err: Captured, **more: bool) -> Finished:
-    cut = out.truncated or err.truncated
-    return Finished(exit_code, stdout=out.text(), stderr=err.text(), truncated=cut, **more)
+def finished(exit_code: int | None, out: Captured, err: Captured, **more: bool) -> Finished:
+    cut, code = out.truncated or err.truncated, 137 if exit_code is None else exit_code
+    return Finished(code, stdout=out.text(), stderr=err.text(), truncated=cut, **more)
 
 
 def end(running: ProcessHandle) -> None:
@@ -119,7 +119,7 @@ def capture(
 
 
 class Pipes:
-    """A ProcessHandle over file descriptors and a driver's callbacks. `done` is readable at the end.
+    """A ProcessHandle over file descriptors. `done` is readable once the process has ended.
 
     Children of a finished process could hold its streams open for ever: they are killed, and have
     DRAIN_S to end.

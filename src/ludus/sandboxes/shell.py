@@ -88,11 +88,10 @@ class PersistentShell:
     def _collect(self, running: ProcessHandle, *, marker: bytes, limits: Limits) -> Finished:
         out, err = Stream(marker, limits.output_bytes), Stream(marker, limits.output_bytes)
         stopped = capture(running, out, err, deadline_s=time.monotonic() + limits.time_s)
-        code = out.exit_code
+        code: int | None = out.exit_code
         if stopped != "marked":  # "end": the shell itself ended, by `exit`, or it was killed
-            left = running.exit_code(GRACE_S) if stopped == "end" else None
-            code = 137 if left is None else left
-            if left is None:
+            code = running.exit_code(GRACE_S) if stopped == "end" else None
+            if code is None:
                 end(running)
             self._end()
             out.give_up()

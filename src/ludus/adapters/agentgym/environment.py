@@ -80,9 +80,8 @@ class AgentGymSession:
         if isinstance(answer, dict) and answer.get("observation") == "TimeoutError":
             raise EnvironmentFailed(f"the server could not reset task {self._task.data['id']}: TimeoutError")
         if self._family.first_from:
-            answer = await self._environment.server.ask(
-                self._family.first_from, query={self._family.key: self._instance}
-            )
+            query = {self._family.key: self._instance}
+            answer = await self._environment.server.ask(self._family.first_from, query=query)
         self._last = as_text(self._family.first(answer))
         return opening(self._family.instruction, self._last)
 

@@ -59,9 +59,7 @@ class Server:
             raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
         return read_json(answer, where=where)
 
-    async def _send(
-        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
-    ) -> tuple[int, bytes]:
+    async def _send(self, path: str, *, body: Any = None, query: Any = None) -> tuple[int, bytes]:
         where, client, method = f"{self.url}/{path}", self._client(), "GET" if body is None else "POST"
         for _ in range(TRIES):
             answer = bytearray()

@@ -123,8 +123,7 @@ def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Findin
     if len(answers) < ENOUGH:
         return []
     own = [contains(prompt, parts) for prompt, parts in answers]
-    pairs = itertools.permutations(answers, 2)
-    others = [contains(prompt, parts) for (prompt, _), (_, parts) in pairs]
+    others = [contains(prompt, parts) for (prompt, _), (_, parts) in itertools.permutations(answers, 2)]
     if sum(own) / len(own) - sum(others) / len(others) <= LEAKS:
         return []
     parts = ", ".join(answers[own.index(True)][1])

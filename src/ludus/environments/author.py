@@ -228,9 +228,8 @@ def _reply(value: Any, *, by: str) -> Reply:
         return Reply(value)
     if isinstance(value, Reply):
         if not isinstance(value.reward, Real):  # summing would raise without naming `by`
-            raise TypeError(
-                f"{by} returned reward {value.reward!r:.60} ({type(value.reward).__name__}); expected a number"
-            )
+            got = f"{value.reward!r:.60} ({type(value.reward).__name__})"
+            raise TypeError(f"{by} returned reward {got}; expected a number")
         return value
     raise TypeError(f"{by} returned {type(value).__name__}; expected a str or a Reply")
 

@@ -46,10 +46,8 @@ class FakeEnvironment(EnvironmentBase):
     def tasks(self, split: str) -> list[Task]:
         self.go_wrong("tasks", random.Random(split))
         kept = [i for i in range(self.num_tasks) if (i % 5 == 0) == (split == "test")]
-        data = {
-            i: {"number": i, "words": [WORDS[(i + 3 * turn) % len(WORDS)] for turn in range(self.turns)]} for i in kept
-        }
-        return [Task(f"{self.name}/{split}/{i}", self.name, split, data[i]) for i in kept]
+        words = {i: [WORDS[(i + 3 * turn) % len(WORDS)] for turn in range(self.turns)] for i in kept}
+        return [Task(f"{self.name}/{split}/{i}", self.name, split, {"number": i, "words": words[i]}) for i in kept]
 
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> FakeSession:
         self.go_wrong("open", random.Random(seed))

@@ -4,6 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
+from ludus import plugins
 from ludus.environments import make, names, registry, wrap
 from ludus.environments.registry import locate
 from ludus.errors import ConfigError, EnvironmentFailed
@@ -51,7 +52,7 @@ def test_a_module_is_a_source():
     [
         ("", "{path}", "expected one class with `tasks` and `setup`, found none"),
         (GAME + GAME.replace("Game", "Other"), "{path}", "found Game, Other. Name it"),
-        (GAME, "{path}:Gme", "no class 'Gme'. Did you mean 'Game'"),
+        (GAME, "{path}:Gme", "there is no 'Gme' in it. Did you mean 'Game'"),
         ("import nowhere_to_be_found", "{path}", "cannot be imported: ModuleNotFoundError"),
         ("import sys; sys.exit(3)", "{path}", "cannot be imported: SystemExit"),
         ("def broken(", "{path}", "cannot be imported: SyntaxError"),
@@ -78,7 +79,7 @@ def test_what_a_person_types_is_a_name_or_a_source():
 def test_installed_packages_offer_environments_by_entry_point(monkeypatch):
     point = EntryPoint("plugged", "tests.environments.authored:Echo", registry.GROUP)
     broken = EntryPoint("broken", "tests.no_such:Thing", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: (point, broken))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: (point, broken))
     assert names()[len(registry.BUILT_IN) :] == ["broken", "plugged"]
     assert make("plugged").name == "plugged"
     with pytest.raises(ConfigError, match=r"'broken' of tests.no_such:Thing cannot be imported"):

@@ -107,7 +107,7 @@ def test_an_argument_that_has_no_json_form_is_refused_when_the_class_is_read():
 @given(seed=st.integers(0, 10_000))
 def test_random_arguments_are_valid(seed):
     for method in tools_of(Typed).values():
-        arguments = method.random_arguments(random.Random(seed))
+        arguments = random_value(method.tool.parameters, random.Random(seed))
         assert method.signature.read_json(arguments).keys() >= arguments.keys()  # and read_json did not refuse them
 
 

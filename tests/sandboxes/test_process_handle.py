@@ -67,7 +67,7 @@ class Stubborn:
 def test_a_command_that_is_out_of_time_is_gone_before_the_next_one_can_begin():
     """In a container a kill strikes all that runs there: also what was begun a moment later, if it came upon it."""
     alone = Stubborn()
-    assert process_handle.finish(alone, limits=Limits(time_s=0.0)).timed_out
+    assert process_handle.gather(alone, limits=Limits(time_s=0.0))[0].timed_out
     assert alone.did == ["kill", "wait", "close"]
     in_a_shell = Stubborn()
     assert PersistentShell(lambda: in_a_shell).run("sleep 1000", limits=Limits(time_s=0.0)).timed_out

@@ -5,7 +5,7 @@ import pytest
 from ludus.errors import ConfigError, SandboxFailed
 from ludus.sandboxes.container import body
 from ludus.sandboxes.fake import FakeSandbox, FakeSandboxes
-from ludus.sandboxes.process_handle import finish
+from ludus.sandboxes.process_handle import gather
 from ludus.sandboxes.provider import Sandboxes, need_of
 from ludus.sandboxes.sandbox import KINDS, Finished, Label, Limits, Mount, Need, kind_of
 
@@ -83,7 +83,7 @@ def test_a_process_of_the_fake_says_what_was_ordered_and_ends():
     running = FakeSandbox(answers={"serve": Finished(3, stdout="out", stderr="err")}).attach(["serve"])
     running.send(b"in", timeout_s=1)
     assert running.sent == b"in"
-    assert finish(running, limits=Limits()) == Finished(3, stdout="out", stderr="err")
+    assert gather(running, limits=Limits()) == (Finished(3, stdout="out", stderr="err"), b"out")
 
 
 def test_the_fakes_files_stay_inside():

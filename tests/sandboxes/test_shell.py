@@ -24,7 +24,7 @@ def test_output_ends_at_the_marker_however_it_arrives(output, code, cuts, later)
         stream.add(piece)
     stream.add(later)
     assert stream.ended
-    assert stream.captured.data == output
+    assert stream.data == output
     assert stream.exit_code == code
 
 
@@ -35,7 +35,7 @@ def test_without_its_marker_nothing_ends_and_nothing_is_lost(output, cuts):
         stream.add(piece)
     assert not stream.ended
     stream.give_up()
-    assert stream.captured.data == output
+    assert stream.data == output
 
 
 def test_a_part_of_the_marker_is_output():
@@ -43,7 +43,7 @@ def test_a_part_of_the_marker_is_output():
     stream.add(MARKER[:-1])
     stream.add(b"!" + MARKER)
     stream.add(b"7\n")
-    assert (stream.captured.data, stream.exit_code) == (MARKER[:-1] + b"!", 7)
+    assert (stream.data, stream.exit_code) == (MARKER[:-1] + b"!", 7)
 
 
 @given(st.text(alphabet=st.characters(blacklist_characters="\0", codec="utf-8"), max_size=50))

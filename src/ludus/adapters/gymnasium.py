@@ -13,12 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ludus.adapters.outside import as_text, imported, opening, refuse_after_done, refused, reply_to, seed_tasks
+from ludus.adapters.outside import as_text, imported, opening, reply_to, seed_tasks
 from ludus.adapters.spaces import ActionText, NotInSpace, check_renderable, described, rendered
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Isolation, Needs
-from ludus.environments.registry import find
 from ludus.errors import ConfigError, describe
+from ludus.plugins import resolve
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
 TOOL = "act"
@@ -43,15 +44,12 @@ class Gymnasium(EnvironmentBase):
         isolation: Isolation = "none",
         name: str = "gymnasium",
     ) -> None:
-        """id: as for gymnasium.make; "module:Id-v0" imports the module first. make: further
-        arguments of gymnasium.make.
-        render: "space" (observation as text), "ansi" (the environment's own text rendering) or a
-        function module:function(observation, env).
-        actions: names for the actions of a Discrete space. tool: the model acts by calling a tool,
-        not by plain text.
+        """id: as for gymnasium.make; "module:Id-v0" imports the module first.
+        make: further arguments of gymnasium.make.
+        render: "space" (observation as text), "ansi" or a module:function(observation, env).
+        actions: names for the actions of a Discrete space. tool: the model acts by a tool call.
         max_turns: 0 uses the id's time limit. num_train, num_test: number of seeds, each a task.
-        isolation: "process" for an environment that leaks memory, or that holds a browser or a JVM.
-        """
+        isolation: "process" for an environment that leaks memory or holds a browser or a JVM."""
         self._gymnasium = imported("gymnasium", extra="gymnasium")
         self.name = name
         self.options = {
@@ -66,6 +64,9 @@ class Gymnasium(EnvironmentBase):
             limit = trial.spec.max_episode_steps if trial.spec else None
         finally:
             trial.close()
+        properties = {"action": self.actions.schema()}
+        schema = {"type": "object", "properties": properties, "required": ["action"]}
+        self.tools = (Tool(TOOL, "Act in the environment.", schema),) if tool else ()
         self.max_turns = max_turns or limit
         self.description = prompt or self._explain()
 
@@ -94,7 +95,7 @@ class Gymnasium(EnvironmentBase):
         if render == "ansi":
             return lambda _observation, world: without_colours(world.render())
         if render != "space":
-            function: Render = find(render)
+            function: Render = resolve(render)
             return function
         check_renderable(space, where=self.options["id"])
         return lambda observation, _world: rendered(space, observation)
@@ -117,7 +118,7 @@ class GymnasiumSession:
         observation, _ = self._world.reset(seed=self._task.data["seed"])
         text = environment.show(observation, self._world)
         self._world.unwrapped.np_random = environment._gymnasium.utils.seeding.np_random(self._seed % 2**32)[0]
-        return opening(environment.description, text, tools=(self._tool(),) if environment.tool else ())
+        return opening(environment.description, text, tools=environment.tools)
 
     def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
@@ -154,14 +155,6 @@ class GymnasiumSession:
             raise NotInSpace(f"call the tool {TOOL} once, with the argument action")
         call = action.tool_calls[0]
         return self._environment.actions.read(as_text(call.arguments["action"])), partial(reply_to, call)
-
-    def _tool(self) -> Tool:
-        schema = {
-            "type": "object",
-            "properties": {"action": self._environment.actions.schema()},
-            "required": ["action"],
-        }
-        return Tool(TOOL, "Act in the environment.", schema)
 
 
 def without_colours(picture: str) -> str:

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ludus.adapters.mcp_wire import McpClient, http_streams, process_streams
-from ludus.adapters.outside import as_text, imported, opening, random_call, refuse_after_done, refused, reply_to
+from ludus.adapters.outside import as_text, imported, opening, reply_to
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.environments.needs import Needs
-from ludus.environments.registry import find
+from ludus.environments.tools import random_call
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.openai_format import tool_to_openai
+from ludus.plugins import resolve
 from ludus.sandboxes.sandbox import Mount, Need
 from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
 
@@ -72,15 +74,12 @@ class Mcp(EnvironmentBase):
         max_turns: int = 16,
         name: str = "mcp",
     ) -> None:
-        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or module:function(split) that
-        returns such rows.
+        """tasks: a .jsonl file of {"split", "prompt", "answer"}, or a module:function(split).
         command: starts a stdio server; or url: a streamable HTTP server, e.g. http://HOST:PORT/mcp.
         check: module:function(played) -> reward; empty: 1 if the answer equals the task's `answer`,
         ignoring case and whitespace.
-        reset: a tool that is called at the start with the task's `reset`, and hidden from the
-        model.
-        sandbox, mounts, variables, image, network: for a stdio server; mounts are read-only paths,
-        the same inside."""
+        reset: a tool, hidden from the model, that is called at the start with the task's `reset`.
+        sandbox, mounts (read-only, same paths), variables, image, network: of a stdio server."""
         imported("mcp", extra="mcp")
         if bool(command) == bool(url):
             raise ConfigError("set either option command, which starts it, or option url; got both or none")
@@ -93,7 +92,7 @@ class Mcp(EnvironmentBase):
         seen = tuple(Mount(source=path, target=path) for path in mounts or ())
         need = Need(sandbox, image=image, network=network, mounts=seen) if command else "none"
         self.needs = Needs(sandbox=need, image=image)
-        self._check: Callable[[Played], Any] = find(check) if check else same_answer
+        self._check: Callable[[Played], Any] = resolve(check) if check else same_answer
         self._rows = rows_of(tasks)
 
     def tasks(self, split: str) -> list[Task]:
@@ -137,7 +136,9 @@ class McpSession:
         if reset and reset not in names:
             raise EnvironmentFailed(f"the server has no tool {reset!r} to reset it with.{nearest(reset, names)}")
         if reset:
-            await self._reset(reset)
+            text, failed, _ = await self._call(reset, self._task.data.get("reset") or {})
+            if failed:
+                raise EnvironmentFailed(f"the tool {reset!r} did not reset the server: {text[:300]}")
         self._tools = tuple(tool for tool in listed if tool.name != reset)
         return opening(self._environment.description, as_text(self._task.data["prompt"]), tools=self._tools)
 
@@ -172,11 +173,6 @@ class McpSession:
         self._calls.append(Called(call.name, dict(call.arguments), text, failed=failed))
         return reply_to(call, text), mistake
 
-    async def _reset(self, name: str) -> None:
-        text, failed, _ = await self._call(name, self._task.data.get("reset") or {})
-        if failed:
-            raise EnvironmentFailed(f"the tool {name!r} did not reset the server: {text[:300]}")
-
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool, bool]:
         """Text, whether the call failed, and whether its arguments were invalid."""
         from mcp import MCPError
@@ -191,9 +187,6 @@ class McpSession:
             raise EnvironmentFailed(f"tool {name!r}: the server answered {code}: {message[:300]}") from error
         text = result_text(result)
         return (f"error: {text}" if result.is_error else text), bool(result.is_error), False
-
-
-# ------------------------------------------------------------------------------------------------ pure
 
 
 def same_answer(played: Played) -> float:
@@ -253,7 +246,7 @@ def _block(block: Any) -> str:
 def rows_of(source: str) -> Callable[[str], list[Mapping[str, Any]]]:
     """A function that returns the rows of a split."""
     if not source.endswith(".jsonl"):
-        function: Callable[[str], list[Mapping[str, Any]]] = find(source)
+        function: Callable[[str], list[Mapping[str, Any]]] = resolve(source)
         return function
     try:
         rows = [json.loads(line) for line in Path(source).read_text().splitlines() if line.strip()]

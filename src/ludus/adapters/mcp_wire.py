@@ -1,8 +1,8 @@
 """A client of an MCP server, through the official package. Promise: our memory is bounded and
 `close` returns, whatever the server does.
 
-stdio   the server is a process in a sandbox; a thread reads its lines http    streamable HTTP; the
-server may keep state per session
+stdio   the server is a process in a sandbox; a thread reads its lines
+http    streamable HTTP; the server may keep state per session
 """
 
 from __future__ import annotations
@@ -110,9 +110,6 @@ class McpClient:
                 raise
 
 
-# ------------------------------------------------------------------------------------------------ stdio
-
-
 class Lines:
     """Splits a byte stream into lines. Raises if one line or the whole stream is too long."""
 
@@ -142,48 +139,47 @@ async def process_streams(attach: Callable[[], ProcessHandle], stderr: StderrTai
     handle = await asyncio.to_thread(attach)
     incoming, read = anyio.create_memory_object_stream[Any](0)
     write, outgoing = anyio.create_memory_object_stream[Any](0)
-    reader = _Reader(handle, incoming, stderr)
+    loop, stopped = asyncio.get_running_loop(), threading.Event()
+
+    def take(line: bytes) -> None:
+        """Returns when the message is taken."""
+        if not stopped.is_set():
+            with suppress(Exception):  # closed meanwhile
+                asyncio.run_coroutine_threadsafe(incoming.send(_message(line)), loop).result()
+
+    def run() -> None:
+        try:
+            _read(handle, take, stopped=stopped, stderr=stderr)
+        except (EnvironmentFailed, OSError) as error:
+            stderr.add(str(error).encode())
+        with suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(incoming.close)
+
+    reader = threading.Thread(target=run, name="mcp-stdio", daemon=True)
     reader.start()
     writer = asyncio.create_task(_write(handle, outgoing, incoming))
     try:
         yield read, write
     finally:
-        reader.stopped.set()
+        stopped.set()
         writer.cancel()
         for stream in (incoming, read, write, outgoing):
             stream.close()
         await asyncio.shield(asyncio.create_task(asyncio.to_thread(_end, handle, reader)))
 
 
-class _Reader(threading.Thread):
-    """Turns a process's output into messages, and waits until each is taken."""
-
-    def __init__(self, handle: ProcessHandle, incoming: Any, stderr: StderrTail) -> None:
-        super().__init__(name="mcp-stdio", daemon=True)
-        self._handle, self._incoming, self._stderr = handle, incoming, stderr
-        self._loop = asyncio.get_running_loop()
-        self.stopped = threading.Event()
-
-    def run(self) -> None:
-        lines = Lines()
-        try:
-            while not self.stopped.is_set():
-                stream, data = self._handle.receive(0.5) or (-1, b"")
-                if stream == 0:
-                    break
-                if stream == 2:
-                    self._stderr.add(data)
-                for line in lines.feed(data) if stream == 1 else ():
-                    self._pass(_message(line))
-        except (EnvironmentFailed, OSError) as error:
-            self._stderr.add(str(error).encode())
-        with suppress(RuntimeError):  # the loop is gone
-            self._loop.call_soon_threadsafe(self._incoming.close)
-
-    def _pass(self, message: Any) -> None:
-        if not self.stopped.is_set():
-            with suppress(Exception):  # closed meanwhile
-                asyncio.run_coroutine_threadsafe(self._incoming.send(message), self._loop).result()
+def _read(
+    handle: ProcessHandle, take: Callable[[bytes], None], *, stopped: threading.Event, stderr: StderrTail
+) -> None:
+    lines = Lines()
+    while not stopped.is_set():
+        stream, data = handle.receive(0.5) or (-1, b"")
+        if stream == 0:
+            return
+        if stream == 2:
+            stderr.add(data)
+        for line in lines.feed(data) if stream == 1 else ():
+            take(line)
 
 
 async def _write(handle: ProcessHandle, outgoing: Any, incoming: Any) -> None:
@@ -207,13 +203,10 @@ def _message(line: bytes) -> Any:
         return error
 
 
-def _end(handle: ProcessHandle, reader: _Reader) -> None:
+def _end(handle: ProcessHandle, reader: threading.Thread) -> None:
     handle.kill()
     reader.join(timeout=LEAVE_S)  # first, so that it does not read from reused file descriptors
     handle.close()
-
-
-# ------------------------------------------------------------------------------------------------ http
 
 
 @asynccontextmanager
@@ -222,33 +215,30 @@ async def http_streams(url: str, _stderr: StderrTail) -> AsyncIterator[tuple[Any
     import httpx2
     from mcp.client.streamable_http import streamable_http_client
 
-    class Bounded(httpx2.AsyncHTTPTransport):
+    class Bounded(httpx2.AsyncByteStream):
         """Cuts off an endless answer; the package limits its events, but not a plain JSON body."""
 
-        async def handle_async_request(self, request: Any) -> Any:
-            response = await super().handle_async_request(request)
-            response.stream = _bounded(response.stream, httpx2)
-            return response
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
 
-    timeout = httpx2.Timeout(None, connect=10.0)  # the run limits how long an answer may take
-    async with (
-        httpx2.AsyncClient(transport=Bounded(verify=url.startswith("https:")), timeout=timeout) as client,
-        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES) as streams,
-    ):
-        yield streams
+        async def aclose(self) -> None:
+            await self.stream.aclose()
 
-
-def _bounded(stream: Any, httpx2: Any) -> Any:
-    class Stream(httpx2.AsyncByteStream):  # type: ignore[misc]
         async def __aiter__(self) -> AsyncIterator[bytes]:
             total = 0
-            async for chunk in stream:
+            async for chunk in self.stream:
                 total += len(chunk)
                 if total > MAX_SESSION_BYTES:
                     raise httpx2.ReadError(f"an answer of more than {MAX_SESSION_BYTES} bytes")
                 yield chunk
 
-        async def aclose(self) -> None:
-            await stream.aclose()
+    async def bound(response: Any) -> None:
+        response.stream = Bounded(response.stream)
 
-    return Stream()
+    timeout = httpx2.Timeout(None, connect=10.0)  # the run limits how long an answer may take
+    transport = httpx2.AsyncHTTPTransport(verify=url.startswith("https:"))
+    async with (
+        httpx2.AsyncClient(transport=transport, timeout=timeout, event_hooks={"response": [bound]}) as client,
+        streamable_http_client(url, http_client=client, max_sse_event_size=MAX_ANSWER_BYTES) as streams,
+    ):
+        yield streams

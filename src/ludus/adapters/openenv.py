@@ -16,19 +16,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ludus.adapters.outside import (
-    MAX_ANSWER_BYTES,
-    as_text,
-    opening,
-    random_call,
-    read_json,
-    refuse_after_done,
-    refused,
-    reply_to,
-    seed_tasks,
-)  # fmt: skip
+from ludus.adapters.outside import MAX_ANSWER_BYTES, as_text, opening, read_json, reply_to, seed_tasks
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
-from ludus.environments.tools import random_value
+from ludus.environments.tools import random_call, random_value
 from ludus.errors import ConfigError, EnvironmentFailed, describe
 from ludus.types import Action, Observation, Task, Tool, ToolCall
 
@@ -36,8 +27,8 @@ TOOL = "act"
 OPEN_S = 10.0
 FULL_S = 0.1
 """Wait before a full server is asked again. By default a server holds one session."""
-_HIDDEN = ("metadata",)
-"""Fields of every OpenEnv action that the model does not see."""
+HIDDEN = "metadata"
+"""Field of every OpenEnv action that the model does not see."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,9 +57,8 @@ class OpenEnv(EnvironmentBase):
         num_test: int = 50,
         name: str = "openenv",
     ) -> None:
-        """url: http://HOST:PORT. field: the action's field for the model's text, if the schema has
-        several.
-        num_train, num_test: number of seeds, each a task."""
+        """url: http://HOST:PORT. num_train, num_test: number of seeds, each a task.
+        field: the action's field for the model's text, if the schema has several."""
         if not url.startswith(("http://", "https://")):
             raise ConfigError(f"option url is {url!r}; expected http://HOST:PORT of an OpenEnv server")
         self.name, self.description = name, prompt
@@ -214,9 +204,6 @@ class OpenEnvSession:
         return Observation(messages=(reply_to(call, text),), reward=reward, done=self._done)
 
 
-# ------------------------------------------------------------------------------------------------ pure
-
-
 class BadAction(Exception):
     """The server refused the action; the message is for the model."""
 
@@ -234,10 +221,8 @@ def fault(data: Mapping[str, Any], *, where: str) -> Exception:
 
 
 def action_format(schema: Mapping[str, Any], *, field: str = "") -> ActionFormat:
-    properties = schema.get("properties", {})
-    properties = (
-        {name: each for name, each in properties.items() if name not in _HIDDEN} if isinstance(properties, dict) else {}
-    )
+    found = schema.get("properties")
+    properties = {name: each for name, each in found.items() if name != HIDDEN} if isinstance(found, dict) else {}
     if field:
         if field not in properties:
             raise ConfigError(f"option field is {field!r}; the server's actions have {', '.join(properties) or 'none'}")

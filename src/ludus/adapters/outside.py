@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import random
-from collections.abc import Sequence
 from typing import Any
 
 from ludus.environments.environment import Environment
-from ludus.environments.tools import random_value
 from ludus.errors import ConfigError, EnvironmentFailed
-from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+from ludus.types import Message, Observation, Task, Tool, ToolCall
 
 MAX_ANSWER_BYTES = 8 * 1024 * 1024
 """A server that sends a longer answer is cut off, so that it cannot fill our memory."""
@@ -23,9 +20,13 @@ FIRST_TEST_SEED = 1_000_000
 
 
 def as_text(value: Any) -> str:
-    """A str unchanged, other values as JSON. Lone surrogates are replaced."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """A str unchanged, other values as JSON, numpy's too. Lone surrogates are replaced."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def seed_tasks(environment: Environment, split: str) -> list[Task]:
@@ -41,18 +42,8 @@ def opening(system: str, text: str, *, tools: tuple[Tool, ...] = (), **more: Any
     return Observation(messages=(*first, Message("user", text)), tools=tools, **more)
 
 
-def refused(text: str) -> Observation:
-    """An invalid action; `text` tells the model why."""
-    return Observation(messages=(Message("user", text),), invalid=True)
-
-
 def reply_to(call: ToolCall | None, text: str) -> Message:
     return Message("user", text) if call is None else Message("tool", text, tool_call_id=call.id, name=call.name)
-
-
-def random_call(tools: Sequence[Tool], rng: random.Random) -> Action:
-    tool = rng.choice(tools)
-    return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
 
 
 def read_json(body: bytes | str, *, where: str) -> Any:
@@ -60,11 +51,6 @@ def read_json(body: bytes | str, *, where: str) -> Any:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise EnvironmentFailed(f"{where} answered {body[:80]!r}; expected JSON ({type(error).__name__})") from None
-
-
-def refuse_after_done(done: bool) -> None:
-    if done:
-        raise RuntimeError("act() after done: a session is single use, open a new one")
 
 
 def imported(module: str, *, extra: str) -> Any:

@@ -46,7 +46,7 @@ class ActionText:
     def write(self, action: Any) -> str:
         if self.names:
             return self.names[int(action) - int(self.space.start)]
-        return as_text(plain(action))
+        return as_text(action)
 
     def schema(self) -> dict[str, Any]:
         """JSON schema of the tool's only argument."""
@@ -116,18 +116,7 @@ def _parts(space: Any) -> list[Any]:
 
 
 def _bare(space: Any, value: Any) -> str:
-    return rendered(space, value) if hasattr(space, "spaces") else as_text(plain(value))
-
-
-def plain(value: Any) -> Any:
-    """numpy numbers and arrays as plain JSON values."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {str(name): plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(part) for part in value]
-    return value
+    return rendered(space, value) if hasattr(space, "spaces") else as_text(value)
 
 
 def _json(text: str, space: Any) -> Any:

@@ -35,9 +35,6 @@ class Finding:
         return f"{self.severity}: {self.what}\n    -> {self.fix}"
 
 
-# ------------------------------------------------------------------------------------------------ the players
-
-
 def bad_actions(tools: Sequence[Tool]) -> list[tuple[str, Action]]:
     """Actions that cannot be carried out, each with a description."""
     bad = [
@@ -75,23 +72,20 @@ def farming_actions(trial: Trial, *, max_turns: int) -> Iterator[list[Action]]:
             yield (so_far + [before, again] * max_turns)[:max_turns]
 
 
-# ------------------------------------------------------------------------------------------------ judgements
-
-
 def idle_findings(what: str, trials: Sequence[Trial]) -> list[Finding]:
-    paid = [trial for trial in trials if earned(trial) > MARGIN or trial.success]
+    paid = [trial for trial in trials if trial.reward > MARGIN or trial.success]
     if not paid:
         return []
     return _error(
         f"a player that says {what} every turn is paid in {len(paid)} of {len(trials)} tasks, "
-        f"e.g. {earned(paid[0]):g} in {paid[0].task.id!r}",
+        f"e.g. {paid[0].reward:g} in {paid[0].task.id!r}",
         "an action that is not carried out must change nothing, and a turn must not pay by itself",
     )
 
 
 def constant_findings(action: Action, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
     """`best` is what the solver earned, by task."""
-    what = f"{spoken(action)}, said every turn,"
+    what = f"{written(action)[:60]!r}, said every turn,"
     found = excess_findings(what, trials, best=best)
     solved = sum(trial.success for trial in trials)
     if len(trials) >= ENOUGH and solved > MANY * len(trials):
@@ -105,34 +99,31 @@ def constant_findings(action: Action, trials: Sequence[Trial], *, best: Mapping[
 def excess_findings(who: str, trials: Sequence[Trial], *, best: Mapping[str, float]) -> list[Finding]:
     """The first trial that earns more than the solver and more than 1."""
     for trial in trials:
-        if trial.task.id in best and earned(trial) > max(1.0, best[trial.task.id]) + MARGIN:
+        if trial.task.id in best and trial.reward > max(1.0, best[trial.task.id]) + MARGIN:
             return _error(
-                f"{who} earns {earned(trial):g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
+                f"{who} earns {trial.reward:g} at {trial.task.id!r}, the solver {best[trial.task.id]:g}",
                 "pay for each achievement once: remember what was paid, and pay the difference",
             )
     return []
 
 
 def paid_though_invalid(trials: Sequence[Trial]) -> list[Finding]:
-    paid = [
-        (t.task.id, seen.reward) for t in trials for seen in t.observations if seen.invalid and seen.reward > MARGIN
-    ]
-    if not paid:
-        return []
-    task_id, reward = paid[0]
-    return _error(f"an invalid action at {task_id!r} pays {reward:g}", "a refused action must not be rewarded")
+    for trial in trials:
+        for seen in trial.observations:
+            if seen.invalid and seen.reward > MARGIN:
+                what = f"an invalid action at {trial.task.id!r} pays {seen.reward:g}"
+                return _error(what, "a refused action must not be rewarded")
+    return []
 
 
 def leak_findings(answers: Sequence[tuple[str, tuple[str, ...]]]) -> list[Finding]:
-    """`answers`: first prompts, each with the parts of the answer that wins at once.
-
-    The answer leaks if prompts contain their own answer clearly more often than another task's."""
+    """Prompts leak if they contain their own answer clearly more often than another task's.
+    `answers`: first prompts, each with the parts of the answer that wins at once."""
     answers = [(prompt, parts) for prompt, parts in answers if parts]
     if len(answers) < ENOUGH:
         return []
     own = [contains(prompt, parts) for prompt, parts in answers]
-    pairs = itertools.permutations(answers, 2)
-    others = [contains(prompt, parts) for (prompt, _), (_, parts) in pairs]
+    others = [contains(prompt, parts) for (prompt, _), (_, parts) in itertools.permutations(answers, 2)]
     if sum(own) / len(own) - sum(others) / len(others) <= LEAKS:
         return []
     parts = ", ".join(answers[own.index(True)][1])
@@ -167,15 +158,10 @@ def prompt_of(trial: Trial) -> str:
     return "\n".join([*(message.content for message in first.messages), *tools])
 
 
-def earned(trial: Trial) -> float:
-    return sum(seen.reward for seen in trial.observations)
-
-
-def spoken(action: Action) -> str:
-    calls = ", ".join(
-        f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})" for call in action.tool_calls
-    )
-    return repr((calls or action.content)[:60])
+def written(action: Action) -> str:
+    """An action as a person reads it: its calls, or its text."""
+    calls = (f"{call.name}({', '.join(f'{k}={v!r}' for k, v in call.arguments.items())})" for call in action.tool_calls)
+    return ", ".join(calls) or action.content
 
 
 def _leaves(value: Any) -> list[str]:

@@ -15,14 +15,13 @@ import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from ludus.checks import audit
 from ludus.checks.audit import Finding
-from ludus.checks.trial import MAX_TURNS, Trial, attempt, fingerprint, in_time, repeat, repeat_elsewhere
+from ludus.checks.trial import MAX_TURNS, Trial, fingerprint, in_time, play, repeat_elsewhere
 from ludus.config import RolloutConfig
 from ludus.environments.environment import REQUIRED_SPLITS, SPLITS, Environment
 from ludus.environments.needs import Provider, needs_of
@@ -90,19 +89,16 @@ class _Examination:
         facts, findings = dict(self.facts), dict(self.findings)
         try:
             for task in sample:
-                if await self._always_draws(task):
+                for _ in range(DRAWS):
+                    before = _random_states()
+                    await self.examine_play([task])
+                    if before == _random_states():
+                        break
+                else:
                     return True
             return False
         finally:
             self.facts, self.findings = facts, findings
-
-    async def _always_draws(self, task: Task) -> bool:
-        for _ in range(DRAWS):
-            before = _random_states()
-            await self.examine_play([task])
-            if before == _random_states():
-                return False
-        return True
 
     async def run(self) -> Report:
         try:
@@ -119,10 +115,8 @@ class _Examination:
             before = _random_states()
             await self.examine_play(sample)
             if before != _random_states() and await self.draws_again(sample):
-                self.error(
-                    "it draws from the global random state",
-                    "draw from the `rng` passed to setup, or from your own random.Random",
-                )
+                fix = "draw from the `rng` passed to setup, or from your own random.Random"
+                self.error("it draws from the global random state", fix)
 
     async def examine_play(self, sample: Sequence[Task]) -> None:
         await self.examine_first_prompt(sample)
@@ -135,8 +129,6 @@ class _Examination:
         await self.examine_reward_seekers(sample, randoms=randoms, solver=solver)
         await self.examine_answers(solver)
         await self.examine_close(sample[0])
-
-    # ------------------------------------------------------------------------------------------------ examinations
 
     async def examine_tasks(self) -> None:
         if self.needs.isolation == "process":
@@ -153,10 +145,8 @@ class _Examination:
                 self.facts["dev tasks"], self.tasks["dev"], contents["dev"] = f"those of {other}", [], set()
         for one, other in itertools.combinations(SPLITS, 2):
             if shared := contents[one] & contents[other]:
-                self.error(
-                    f"{len(shared)} {other} tasks are also {one} tasks, e.g. {min(shared)[:80]}",
-                    "keep the splits disjoint by content",
-                )
+                what = f"{len(shared)} {other} tasks are also {one} tasks, e.g. {min(shared)[:80]}"
+                self.error(what, "keep the splits disjoint by content")
         self.examine_task_data([task for split in SPLITS for task in self.tasks[split]])
 
     def examine_task_data(self, tasks: Sequence[Task]) -> None:
@@ -165,10 +155,8 @@ class _Examination:
             twice = next(each for each in ids if ids.count(each) > 1)
             self.error(f"task id {twice!r} is given twice", "make the `id` of every task unique")
         if bad := [task.id for task in tasks if not serialisable(dict(task.data))]:
-            self.error(
-                f"data of task {bad[0]!r} is not JSON",
-                "use only str, int, float, bool, None, list and dict with str keys",
-            )
+            fix = "use only str, int, float, bool, None, list and dict with str keys"
+            self.error(f"data of task {bad[0]!r} is not JSON", fix)
         if self.environment.max_turns is None:
             self.warning("no max_turns", "set the class attribute max_turns, or the run's limit applies")
 
@@ -186,10 +174,8 @@ class _Examination:
             parameters = tool.parameters
             named = set(parameters.get("properties", {})) >= set(parameters.get("required", ()))
             if not _NAME.match(tool.name) or parameters.get("type") != "object" or not named:
-                self.error(
-                    f"tool {tool.name!r} has no valid schema",
-                    "give it a name of letters and a JSON schema of type object",
-                )
+                fix = "give it a name of letters and a JSON schema of type object"
+                self.error(f"tool {tool.name!r} has no valid schema", fix)
             if not tool.description:
                 self.warning(f"tool {tool.name!r} has no description", "write a docstring: the model reads it")
 
@@ -198,64 +184,52 @@ class _Examination:
         for seed, task in enumerate(sample):
             async with self.noting(f"found by the {player}; reproduce it with `ludus env play`"):
                 try:
-                    trials.append(await attempt(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
+                    trials.append(await play(self.environment, task, host=self.host, seed=seed, mistakes=mistakes))
                 except ConfigError as error:
                     self.facts[player] = "none"
                     self.warning(str(error), "warm starts and this check need it; the built-in worlds have examples")
                     return trials
         if trials:
-            self.facts[player] = _summary(trials)
+            solved, turns = sum(trial.success for trial in trials), sum(len(trial.actions) for trial in trials)
+            average = f"{turns / len(trials):.1f} turns on average"
+            self.facts[player] = f"{solved} of {len(trials)} solved, {average}"
             self.examine_success(trials, solving=mistakes == 0.0)
         return trials
 
     def examine_success(self, trials: Sequence[Trial], *, solving: bool) -> None:
         rate = sum(trial.success for trial in trials) / len(trials)
         if solving and rate == 0:
-            self.error(
-                "the solver never succeeds",
-                "it must reach a total reward of 1 (or the metric `success`) within max_turns",
-            )
+            fix = "it must reach a total reward of 1 (or the metric `success`) within max_turns"
+            self.error("the solver never succeeds", fix)
         elif solving and rate < 0.9:
-            self.warning(
-                f"the solver succeeds in only {rate:.0%} of the tasks",
-                "expected if chance decides; else fix the solver or raise max_turns",
-            )
+            fix = "expected if chance decides; else fix the solver or raise max_turns"
+            self.warning(f"the solver succeeds in only {rate:.0%} of the tasks", fix)
         elif not solving and rate > 0.9:
             self.warning(f"a random player succeeds in {rate:.0%} of the tasks", "make the tasks harder")
         longest = max(len(each.content) for trial in trials for seen in trial.observations for each in seen.messages)
         if longest > _LONG_CHARS:
-            self.warning(
-                f"an observation has {longest} characters",
-                f"training cuts it at {_LONG_CHARS} (rollout.max_observation_chars); shorten it",
-            )
+            fix = f"training cuts it at {_LONG_CHARS} (rollout.max_observation_chars); shorten it"
+            self.warning(f"an observation has {longest} characters", fix)
 
-    async def examine_repetition(self, trials: Sequence[Trial]) -> None:
+    async def examine_repetition(self, trials: list[Trial]) -> None:
         fix = "draw only from the `rng` of setup; do not iterate over sets, read a clock or use id()"
         began = time.monotonic()
         for trial in trials:
             async with self.noting(SAME_ACTIONS):
                 again = await self.repeat(trial.task, trial.actions, seed=trial.seed)
                 if again.print != trial.print:
-                    self.error(
-                        f"{trial.task.id!r} with the same seed and actions went differently: {_difference(trial, again)}",
-                        fix,
-                    )
+                    went = f"went differently: {_difference(trial, again)}"
+                    self.error(f"{trial.task.id!r} with the same seed and actions {went}", fix)
         async with self.noting(fix):
             if trials and (source := self.source()):
-                elsewhere = partial(
-                    repeat_elsewhere,
+                prints = await asyncio.to_thread(
+                    repeat_elsewhere, self.environment, trials, source=source,
                     splits=[split for split in SPLITS if self.tasks[split]],
-                    sandboxes=self.sandboxes_source(),
-                    timeout_s=120 + 4 * (time.monotonic() - began),
-                )
-                prints = await asyncio.to_thread(elsewhere, self.environment, trials, source=source)
-                expected = [
-                    fingerprint(task for split in SPLITS for task in self.tasks[split]),
-                    *(trial.print for trial in trials),
-                ]
-                if prints[0] != expected[0]:
+                    sandboxes=self.sandboxes_source(), timeout_s=120 + 4 * (time.monotonic() - began),
+                )  # fmt: skip
+                if prints[0] != fingerprint(task for split in SPLITS for task in self.tasks[split]):
                     self.error("another process gets different tasks", fix)
-                elif prints != expected:
+                elif prints[1:] != [trial.print for trial in trials]:
                     self.error("the same trial went differently in another process with another hash seed", fix)
 
     def source(self) -> str:
@@ -268,10 +242,8 @@ class _Examination:
         source = source_of(self.environment) if serialisable(dict(self.environment.options)) else ""
         if not source:
             note = self.warning if self.needs.isolation == "none" else self.error
-            note(
-                "not checked in another process",
-                "define the class at the top level of a module, with options that are plain data",
-            )
+            fix = "define the class at the top level of a module, with options that are plain data"
+            note("not checked in another process", fix)
         return source
 
     def sandboxes_source(self) -> str:
@@ -311,20 +283,20 @@ class _Examination:
     async def examine_idle_players(self, sample: Sequence[Task]) -> None:
         for what, action in audit.bad_actions(()):
             async with self.noting(f"{what} must give an observation each time"):
-                trials = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                trials = await self.constantly(sample, action)
                 self.note(audit.idle_findings(what, trials) + audit.paid_though_invalid(trials))
 
     async def examine_reward_seekers(
         self, sample: Sequence[Task], *, randoms: Sequence[Trial], solver: Sequence[Trial]
     ) -> None:
         solved = [trial for trial in solver if trial.success]
-        best = {trial.task.id: audit.earned(trial) for trial in solved}
+        best = {trial.task.id: trial.reward for trial in solved}
         trials = [*randoms, *solver]
         self.note(audit.paid_though_invalid(trials) + audit.excess_findings("a random player", randoms, best=best))
         tools = trials[0].observations[0].tools or () if trials else ()
         async with self.noting(SAME_ACTIONS):
             for action in audit.constant_actions(trials, tools):
-                constant = [await self.constantly(task, action) for task in _spread(sample, AUDITED)]
+                constant = await self.constantly(sample, action)
                 self.note(audit.constant_findings(action, constant, best=best) + audit.paid_though_invalid(constant))
             for trial in _spread(solved, AUDITED):
                 for actions in itertools.islice(audit.farming_actions(trial, max_turns=self.max_turns), AUDITED):
@@ -344,11 +316,11 @@ class _Examination:
                     answers.append((audit.prompt_of(trial), audit.answer_parts(last[0])))
         self.note(audit.leak_findings(answers))
 
-    async def constantly(self, task: Task, action: Action) -> Trial:
-        return await self.repeat(task, [action] * self.max_turns)
+    async def constantly(self, sample: Sequence[Task], action: Action) -> list[Trial]:
+        return [await self.repeat(task, [action] * self.max_turns) for task in _spread(sample, AUDITED)]
 
     async def repeat(self, task: Task, actions: Sequence[Action], *, seed: int = 0) -> Trial:
-        return await repeat(self.environment, task, host=self.host, seed=seed, actions=actions)
+        return await play(self.environment, task, host=self.host, seed=seed, actions=actions)
 
     @property
     def max_turns(self) -> int:
@@ -364,11 +336,10 @@ class _Examination:
                     await in_time(self.host.call(hosted.authored.close, where="close"), where="close")
                 await hosted.close()
 
-    # ------------------------------------------------------------------------------------------------ notes
-
     def note(self, findings: Iterable[Finding]) -> None:
+        """Findings that differ only in task ids and numbers count as one."""
         for finding in findings:
-            self.findings.setdefault(_kind(finding.what), finding)
+            self.findings.setdefault(re.sub(r"\S+/(train|dev|test)/\S+|\d+", "", finding.what), finding)
 
     def error(self, what: str, fix: str) -> None:
         self.note([Finding("error", what, fix)])
@@ -387,11 +358,6 @@ class _Examination:
                 raise _HangsAgain from None
 
 
-def _summary(trials: Sequence[Trial]) -> str:
-    turns = sum(len(trial.actions) for trial in trials) / len(trials)
-    return f"{sum(trial.success for trial in trials)} of {len(trials)} solved, {turns:.1f} turns on average"
-
-
 def _difference(one: Trial, other: Trial) -> str:
     pairs = zip(one.observations, other.observations, strict=False)
     turn = next((i for i, (a, b) in enumerate(pairs) if fingerprint([a]) != fingerprint([b])), None)
@@ -402,11 +368,6 @@ def _difference(one: Trial, other: Trial) -> str:
 
 def _text(observation: Observation) -> str:
     return f"{observation.messages[-1].content[:60] if observation.messages else ''} (reward {observation.reward})"
-
-
-def _kind(what: str) -> str:
-    """Findings that differ only in task ids and numbers count as one."""
-    return re.sub(r"\S+/(train|dev|test)/\S+|\d+", "", what)
 
 
 def _content(task: Task) -> str:

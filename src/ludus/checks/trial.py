@@ -13,16 +13,20 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ludus.environments.environment import Environment
-from ludus.environments.registry import find, make, search_path
+from ludus.environments.registry import make, search_path
 from ludus.errors import EnvironmentFailed, TurnTimeout
 from ludus.hosting.host import Host
-from ludus.types import Action, Observation, Task, ToolCall
+from ludus.plugins import resolve
+from ludus.types import Action, Observation, Task
 
+Actions = Sequence[Action] | None
 MAX_TURNS = 32
 """For an environment without a limit of its own."""
 TURN_S = 30.0
@@ -43,43 +47,38 @@ class Trial:
         return self.observations[-1].done
 
     @property
+    def reward(self) -> float:
+        return sum(observation.reward for observation in self.observations)
+
+    @property
     def success(self) -> bool:
         metrics = {name: value for observation in self.observations for name, value in observation.metrics.items()}
-        reward = sum(observation.reward for observation in self.observations)
-        return metrics.get("success", float(reward >= 1 - 1e-6)) > 0
+        return metrics.get("success", float(self.reward >= 1 - 1e-6)) > 0
 
     @property
     def print(self) -> str:
         return fingerprint(self.observations)
 
 
-async def attempt(environment: Environment, task: Task, *, host: Host, seed: int, mistakes: float) -> Trial:
-    """Plays the solver; with `mistakes` 1.0 a random player."""
-    rng = random.Random(seed)
-    session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
-    try:
-        actions: list[Action] = []
-        observations = [await in_time(session.start(), where=f"{task.id}: start")]
-        while not observations[-1].done and len(actions) < (environment.max_turns or MAX_TURNS):
-            actions.append(await in_time(session.solve(mistakes=mistakes, rng=rng), where=f"{task.id}: choosing"))
-            observations.append(await in_time(session.act(actions[-1]), where=f"{task.id}: act"))
-    finally:
-        await session.close()
-    return Trial(task, seed, tuple(actions), tuple(observations))
-
-
-async def repeat(environment: Environment, task: Task, *, host: Host, seed: int, actions: Iterable[Action]) -> Trial:
-    """Plays `actions` until they or the session end."""
+async def play(
+    environment: Environment, task: Task, *, host: Host, seed: int, actions: Actions = None, mistakes: float = 0.0
+) -> Trial:
+    """Plays `actions` until they or the session end; without them the solver, or with `mistakes`
+    1.0 a random player."""
+    turns = environment.max_turns or MAX_TURNS if actions is None else len(actions)
+    rng, played = random.Random(seed), list[Action]()
     session = await in_time(host.open(environment, task, seed=seed), where=f"{task.id}: open")
     try:
         observations = [await in_time(session.start(), where=f"{task.id}: start")]
-        for action in actions:
-            if observations[-1].done:
-                break
-            observations.append(await in_time(session.act(action), where=f"{task.id}: act"))
+        while not observations[-1].done and len(played) < turns:
+            if actions is None:
+                played.append(await in_time(session.solve(mistakes=mistakes, rng=rng), where=f"{task.id}: choosing"))
+            else:
+                played.append(actions[len(played)])
+            observations.append(await in_time(session.act(played[-1]), where=f"{task.id}: act"))
     finally:
         await session.close()
-    return Trial(task, seed, tuple(actions), tuple(observations))
+    return Trial(task, seed, tuple(played), tuple(observations))
 
 
 async def in_time(work: Any, *, where: str) -> Any:
@@ -97,19 +96,12 @@ def fingerprint(value: Any) -> str:
 
 
 def repeat_elsewhere(
-    environment: Environment,
-    trials: Sequence[Trial],
-    *,
-    splits: Sequence[str],
-    source: str,
-    sandboxes: str = "",
-    timeout_s: float = 120.0,
+    environment: Environment, trials: list[Trial], *, splits: list[str], source: str, sandboxes: str, timeout_s: float
 ) -> list[str]:
-    """Fingerprints of tasks and trials, from a new process with another hash seed.
-
-    `source` and `sandboxes` name the classes of the environment and of the sandbox provider."""
+    """Fingerprints of tasks and trials, from a new process with another hash seed. `source` and
+    `sandboxes` name the classes of the environment and of the sandbox provider."""
     wanted: dict[str, Any] = {"name": environment.name, "source": source, "options": dict(environment.options)}
-    wanted |= {"splits": list(splits), "sandboxes": sandboxes}
+    wanted |= {"splits": splits, "sandboxes": sandboxes}
     wanted["trials"] = [
         {"id": trial.task.id, "seed": trial.seed, "actions": [dataclasses.asdict(action) for action in trial.actions]}
         for trial in trials
@@ -132,22 +124,18 @@ def repeat_elsewhere(
 async def _repeat_all(wanted: dict[str, Any]) -> list[str]:
     environment = make(wanted["name"], source=wanted["source"], options=wanted["options"])
     tasks = {task.id: task for split in wanted["splits"] for task in environment.tasks(split)}
-    sandboxes = find(wanted["sandboxes"])() if wanted["sandboxes"] else None
+    sandboxes = resolve(wanted["sandboxes"])() if wanted["sandboxes"] else None
     host, prints = Host(sandboxes=sandboxes), [fingerprint(tasks.values())]
     try:
         for trial in wanted["trials"]:
-            actions = [_action(plain) for plain in trial["actions"]]
-            again = await repeat(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)
+            actions = msgspec.convert(trial["actions"], list[Action])
+            again = await play(environment, tasks[trial["id"]], host=host, seed=trial["seed"], actions=actions)
             prints.append(again.print)
     finally:
         await host.close()
         if sandboxes is not None:
             sandboxes.close()
     return prints
-
-
-def _action(plain: dict[str, Any]) -> Action:
-    return Action(plain["content"], tuple(ToolCall(**call) for call in plain["tool_calls"]), plain["problem"])
 
 
 if __name__ == "__main__":

@@ -40,9 +40,9 @@ from typing import Any, TypeVar
 from ludus.environments.environment import EnvironmentBase, Session
 from ludus.environments.needs import Needs, read_needs
 from ludus.environments.signature import BadArguments, read_signature
-from ludus.environments.tools import ToolMethod, tools_of
+from ludus.environments.tools import ToolMethod, random_call, tools_of
 from ludus.errors import ConfigError, nearest
-from ludus.types import Action, Message, Observation, Task, Tool, ToolCall
+from ludus.types import Action, Message, Observation, Task, ToolCall
 
 T = TypeVar("T")
 _METHODS = ("setup", "act", "say", "solve", "random_action", "close")
@@ -72,7 +72,8 @@ class AuthoredEnvironment(EnvironmentBase):
         self.needs: Needs = read_needs(author, name=self.name)
         _require_shape(author, self.tools)
         self._given = read_options(author, options or {}, name=self.name)
-        self.options = _defaults(author) | self._given
+        parameters = inspect.signature(author).parameters.values()
+        self.options = {each.name: each.default for each in parameters if each.default is not each.empty} | self._given
         self.max_turns = getattr(self._new(), "max_turns", None)
         self._plain = not any(inspect.iscoroutinefunction(getattr(author, m, None)) for m in (*_METHODS, *self.tools))
         self._tasks: dict[str, tuple[Task, ...]] = {}
@@ -109,12 +110,9 @@ class AuthoredSession:
     """An instance of an author's class as an async Session."""
 
     def __init__(self, author: Any, *, environment: AuthoredEnvironment, task: Task, seed: int) -> None:
-        self._author = author
-        self._environment = environment
-        self._task = task
+        self._author, self._environment, self._task = author, environment, task
         self._rng = random.Random(seed)
-        self._over = False
-        self._closed = False
+        self._over = self._closed = False
         self.solve = self._solve if hasattr(author, "solve") else None
         able = environment.tools or hasattr(author, "random_action") or hasattr(author, "actions")
         self.random_action = self._random_action if able else None
@@ -129,8 +127,7 @@ class AuthoredSession:
         return _observation((*system, Message("user", reply.text)), [reply], tools=tools)
 
     async def act(self, action: Action) -> Observation:
-        if self._over:
-            raise RuntimeError("act() after done: a session is single use, open a new one")
+        refuse_after_done(self._over)
         carry_out = self._act_with_tools if self._environment.tools else self._act_with_text
         observation = await carry_out(action)
         self._over = observation.done
@@ -143,12 +140,12 @@ class AuthoredSession:
 
     async def _act_with_tools(self, action: Action) -> Observation:
         if action.problem:
-            return _refused(f"bad tool call: {action.problem}")
+            return refused(f"bad tool call: {action.problem}")
         if not action.tool_calls and hasattr(self._author, "say"):
             reply = _reply(await _settled(self._author.say(action.content.strip())), by="say")
             return _observation((Message("user", reply.text),), [reply])
         if not action.tool_calls:
-            return _refused(f"no tool call. tools: {', '.join(self._environment.tools)}")
+            return refused(f"no tool call. tools: {', '.join(self._environment.tools)}")
         messages, replies = [], []
         for call in action.tool_calls:
             reply = await self._carry_out(call)
@@ -161,9 +158,8 @@ class AuthoredSession:
     async def _carry_out(self, call: ToolCall) -> Reply:
         tools = self._environment.tools
         if call.name not in tools:
-            return Reply(
-                f"no tool {call.name[:40]!r}. tools: {', '.join(tools)}.{nearest(call.name, tools)}", invalid=True
-            )
+            text = f"no tool {call.name[:40]!r}. tools: {', '.join(tools)}.{nearest(call.name, tools)}"
+            return Reply(text, invalid=True)
         try:
             arguments = tools[call.name].signature.read_json(call.arguments)
         except BadArguments as error:
@@ -172,13 +168,13 @@ class AuthoredSession:
 
     async def _act_with_text(self, action: Action) -> Observation:
         if action.tool_calls or action.problem:
-            return _refused("no tools here. answer in plain text")
+            return refused("no tools here. answer in plain text")
         text = action.content.strip()
         accepted: Sequence[str] | None = getattr(self._author, "actions", None)
         if accepted is not None:
             match = next((known for known in accepted if known.lower() == text.lower()), None)
             if match is None:
-                return _refused(f"say one of: {', '.join(accepted)}")
+                return refused(f"say one of: {', '.join(accepted)}")
             text = match
         reply = _reply(await _settled(self._author.act(text)), by="act")
         return _observation((Message("user", reply.text),), [reply])
@@ -191,8 +187,7 @@ class AuthoredSession:
             return _action(await _settled(self._author.random_action(rng)), by="random_action")
         if not self._environment.tools:
             return Action(content=rng.choice(list(self._author.actions)))
-        name = rng.choice(list(self._environment.tools))
-        return Action(tool_calls=(ToolCall(name, self._environment.tools[name].random_arguments(rng)),))
+        return random_call([method.tool for method in self._environment.tools.values()], rng)
 
 
 class PlainSession:
@@ -233,9 +228,8 @@ def _reply(value: Any, *, by: str) -> Reply:
         return Reply(value)
     if isinstance(value, Reply):
         if not isinstance(value.reward, Real):  # summing would raise without naming `by`
-            raise TypeError(
-                f"{by} returned reward {value.reward!r:.60} ({type(value.reward).__name__}); expected a number"
-            )
+            got = f"{value.reward!r:.60} ({type(value.reward).__name__})"
+            raise TypeError(f"{by} returned reward {got}; expected a number")
         return value
     raise TypeError(f"{by} returned {type(value).__name__}; expected a str or a Reply")
 
@@ -250,27 +244,30 @@ def _action(value: Any, *, by: str) -> Action:
     raise TypeError(f"{by} returned {type(value).__name__}; expected an Action, a ToolCall or a str")
 
 
-def _refused(text: str) -> Observation:
+def refused(text: str) -> Observation:
+    """An invalid action; `text` tells the model why."""
     return Observation(messages=(Message("user", text),), invalid=True)
 
 
-def _observation(
-    messages: tuple[Message, ...], replies: list[Reply], *, tools: tuple[Tool, ...] | None = None
-) -> Observation:
+def refuse_after_done(done: bool) -> None:
+    if done:
+        raise RuntimeError("act() after done: a session is single use, open a new one")
+
+
+def _observation(messages: tuple[Message, ...], replies: list[Reply], **more: Any) -> Observation:
     return Observation(
         messages=messages,
-        tools=tools,
         reward=sum(reply.reward for reply in replies),
         done=any(reply.done for reply in replies),
         invalid=any(reply.invalid for reply in replies),
         metrics={name: value for reply in replies for name, value in reply.metrics.items()},
+        **more,
     )
 
 
 def _docstring(author: type) -> str:
     doc = inspect.cleandoc(author.__doc__ or "")
-    made_by_dataclass = doc.startswith(f"{author.__name__}(")
-    return "" if made_by_dataclass else doc
+    return "" if doc.startswith(f"{author.__name__}(") else doc  # written by @dataclass
 
 
 def _require_shape(author: type, tools: Mapping[str, ToolMethod]) -> None:
@@ -294,8 +291,3 @@ def read_options(author: Callable[..., Any], options: Mapping[str, Any], *, name
         return signature.read_python(options)
     except BadArguments as error:
         raise ConfigError(f"environment {name!r}: option {error}") from None
-
-
-def _defaults(author: Callable[..., Any]) -> dict[str, Any]:
-    parameters = inspect.signature(author).parameters.values()
-    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}

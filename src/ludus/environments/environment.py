@@ -35,42 +35,24 @@ class Session(Protocol):
 class Environment(Protocol):
     """`EnvironmentBase` has defaults for the members that an environment may leave out."""
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def max_turns(self) -> int | None:
-        """Turns per session; None leaves the limit to the run."""
-        ...
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """Every option with its present value."""
-        ...
-
-    @property
-    def capabilities(self) -> tuple[str, ...]:
-        """What the environment asks of an agent, e.g. ("planning", "memory")."""
-        ...
-
-    @property
-    def lists_answers(self) -> bool:
-        """The first prompt lists the possible answers, so that the right one in it is no leak."""
-        ...
-
+    name: str
+    description: str
+    max_turns: int | None
+    """Turns per session; None leaves the limit to the run."""
+    options: Mapping[str, Any]
+    """Every option with its present value."""
+    capabilities: tuple[str, ...]
+    """What the environment asks of an agent, e.g. ("planning", "memory")."""
+    lists_answers: bool
+    """The first prompt lists the possible answers, so that the right one in it is no leak."""
     needs: Needs
     """What the host must provide. `demand` replaces it when the run file asks for more."""
 
     def tasks(self, split: str) -> list[Task]: ...
 
     def open(self, task: Task, *, seed: int, sandbox: Any = None) -> Session | Awaitable[Session]:
-        """A new session. `task` decides the problem, `seed` only the noise.
-
-        `sandbox` is a started `ludus.sandboxes.sandbox.Sandbox` if `needs` asks for one, else None.
-        The host closes it after the session."""
+        """A new session. `task` decides the problem, `seed` only the noise. `sandbox` is a started
+        `ludus.sandboxes.sandbox.Sandbox`, which the host closes, if `needs` asks for one."""
         ...
 
 

@@ -46,15 +46,12 @@ class FakeEnvironment(EnvironmentBase):
     def tasks(self, split: str) -> list[Task]:
         self.go_wrong("tasks", random.Random(split))
         kept = [i for i in range(self.num_tasks) if (i % 5 == 0) == (split == "test")]
-        data = {
-            i: {"number": i, "words": [WORDS[(i + 3 * turn) % len(WORDS)] for turn in range(self.turns)]} for i in kept
-        }
-        return [Task(f"{self.name}/{split}/{i}", self.name, split, data[i]) for i in kept]
+        words = {i: [WORDS[(i + 3 * turn) % len(WORDS)] for turn in range(self.turns)] for i in kept}
+        return [Task(f"{self.name}/{split}/{i}", self.name, split, {"number": i, "words": words[i]}) for i in kept]
 
-    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> FakeSession | AsyncFakeSession:
+    def open(self, task: Task, *, seed: int, sandbox: Any = None) -> FakeSession:
         self.go_wrong("open", random.Random(seed))
-        session = FakeSession(self, task, seed=seed)
-        return session if self.blocking else AsyncFakeSession(session)
+        return (FakeSession if self.blocking else AsyncFakeSession)(self, task, seed=seed)
 
     def latency(self, rng: random.Random) -> float:
         return self.latency_s * rng.paretovariate(self.tail) / 2 ** (1 / self.tail) if self.latency_s else 0.0
@@ -79,17 +76,13 @@ class FakeSession:
         self.num_closed = 0
 
     def start(self) -> Any:
-        observation, wait_s = self.plan_start()
-        _sleep(wait_s)
-        return observation
+        return _slept(*self.plan_start())
 
     def act(self, action: Action) -> Any:
-        observation, wait_s = self.plan_act(action)
-        _sleep(wait_s)
-        return observation
+        return _slept(*self.plan_act(action))
 
-    def close(self) -> None:
-        _sleep(self.environment.hang_s if self.environment.go_wrong("close", self.rng) == "hang" else 0.0)
+    def close(self) -> Any:
+        _slept(self.plan_close())
         self.num_closed += 1
 
     def solve(self) -> Action:
@@ -98,51 +91,46 @@ class FakeSession:
     def random_action(self, rng: random.Random) -> Action:
         return Action(content=rng.choice(WORDS))
 
-    def plan_start(self) -> tuple[Any, float]:
+    def plan_start(self) -> tuple[float, Any]:
         messages = (Message("system", self.environment.description), Message("user", self.words[0]))
         return self._plan("start", Observation(messages=messages, tools=()))
 
-    def plan_act(self, action: Action) -> tuple[Any, float]:
+    def plan_act(self, action: Action) -> tuple[float, Any]:
         right = action.content.strip() == self.words[self.turn]
         self.turn += 1
         done = self.turn == len(self.words)
         message = Message("user", "end" if done else self.words[self.turn])
         return self._plan("act", Observation(messages=(message,), reward=right / len(self.words), done=done))
 
-    def _plan(self, place: Place, observation: Observation) -> tuple[Any, float]:
+    def plan_close(self) -> float:
+        return self.environment.hang_s if self.environment.go_wrong("close", self.rng) == "hang" else 0.0
+
+    def _plan(self, place: Place, observation: Observation) -> tuple[float, Any]:
         wait_s = self.environment.latency(self.rng)
         wrong = self.environment.go_wrong(place, self.rng)
         if wrong == "hang":
-            return observation, self.environment.hang_s
-        return (observation if wrong is None else wrong), wait_s
+            return self.environment.hang_s, observation
+        return wait_s, (observation if wrong is None else wrong)
 
 
-class AsyncFakeSession:
+class AsyncFakeSession(FakeSession):
     """A FakeSession with async methods."""
 
-    def __init__(self, session: FakeSession) -> None:
-        self.session = session
-        self.solve, self.random_action = session.solve, session.random_action
-
     async def start(self) -> Any:
-        observation, wait_s = self.session.plan_start()
-        await asyncio.sleep(wait_s)
-        return observation
+        return await asyncio.sleep(*self.plan_start())
 
     async def act(self, action: Action) -> Any:
-        observation, wait_s = self.session.plan_act(action)
-        await asyncio.sleep(wait_s)
-        return observation
+        return await asyncio.sleep(*self.plan_act(action))
 
     async def close(self) -> None:
-        hangs = self.session.environment.go_wrong("close", self.session.rng) == "hang"
-        await asyncio.sleep(self.session.environment.hang_s if hangs else 0.0)
-        self.session.num_closed += 1
+        await asyncio.sleep(self.plan_close())
+        self.num_closed += 1
 
 
-def _sleep(seconds: float) -> None:
-    if seconds:  # sleep(0) would still yield the processor
-        time.sleep(seconds)
+def _slept(wait_s: float, observation: Any = None) -> Any:
+    if wait_s:  # sleep(0) would still yield the processor
+        time.sleep(wait_s)
+    return observation
 
 
 _WRONG: dict[str, Any] = {

@@ -5,21 +5,18 @@ Promise: nothing is imported before it is needed.
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import os
 import sys
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
+from ludus import plugins
 from ludus.environments.author import AuthoredEnvironment, read_options, snake_case
 from ludus.environments.environment import Environment
-from ludus.errors import ConfigError, EnvironmentFailed, border, describe, nearest
+from ludus.errors import ConfigError, EnvironmentFailed, border, nearest
 
 GROUP = "ludus.environments"
 BUILT_IN = {
@@ -48,17 +45,12 @@ BUILT_IN = {
 
 def names() -> list[str]:
     """Built-in environments, then those of installed packages."""
-    return [*BUILT_IN, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in BUILT_IN)]
+    return [*BUILT_IN, *sorted(plugins.installed(GROUP).keys() - BUILT_IN.keys())]
 
 
 def make(name: str, *, source: str = "", options: Mapping[str, Any] | None = None) -> Environment:
     """The environment `name`. `source`: module:Class, file.py, file.py:Class; empty: registered."""
     return wrap(_from_source(source) if source else _registered(name), name=name, options=options)
-
-
-def find(source: str) -> Any:
-    """The class or function that a source names, as module:name or file.py:name."""
-    return _from_source(source)
 
 
 def locate(name_or_source: str) -> tuple[str, str]:
@@ -88,9 +80,8 @@ def wrap(found: Any, *, name: str = "", options: Mapping[str, Any] | None = None
     """An author's class, or an Environment class or instance, as an Environment."""
     if not isinstance(found, type):
         if missing := [part for part in ("name", "tasks", "open") if not hasattr(found, part)]:
-            raise ConfigError(
-                f"environment {name!r} is {found!r}, which has no `{missing[0]}`; expected a class or an Environment"
-            )
+            lacks = f"which has no `{missing[0]}`; expected a class or an Environment"
+            raise ConfigError(f"environment {name!r} is {found!r}, {lacks}")
         if options:
             raise ConfigError(f"environment {name!r} is an instance, which takes no options; got {dict(options)}")
         return cast(Environment, found)
@@ -117,18 +108,14 @@ def _instance(found: type, *, name: str, options: Mapping[str, Any]) -> Environm
 
 def _registered(name: str) -> Any:
     if name in BUILT_IN:
-        return _attribute(*BUILT_IN[name].split(":"), source=name)
-    point = next((each for each in entry_points(group=GROUP) if each.name == name), None)
-    if point is None:
-        known = names()
+        return plugins.resolve(BUILT_IN[name])
+    known = names()
+    if name not in known:
         raise ConfigError(
             f"unknown environment {name!r}.{nearest(name, known)} Known: {', '.join(known)}. "
             "For your own, set its source to file.py or module:Class."
         )
-    try:
-        return point.load()
-    except Exception as error:  # the package may raise anything
-        raise ConfigError(f"environment {name!r} of {point.value} cannot be imported: {describe(error)}") from error
+    return plugins.find(name, key="environment", known=known, group=GROUP)
 
 
 def _split(source: str) -> tuple[str, str]:
@@ -139,50 +126,11 @@ def _split(source: str) -> tuple[str, str]:
 
 def _from_source(source: str) -> Any:
     path, class_name = _split(source)
-    if path.endswith(".py"):
-        module = _module_of_file(Path(path))
-        if not class_name:
-            return _only_environment(module, source=source)
-        return _attribute_of(module, class_name, source=source)
-    if not class_name:
+    if class_name:
+        return plugins.resolve(source)
+    if not path.endswith(".py"):
         raise ConfigError(f"source is {source!r}; expected file.py, file.py:Class or module:Class")
-    return _attribute(path, class_name, source=source)
-
-
-def _attribute(module_name: str, class_name: str, *, source: str) -> Any:
-    _importable(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(f"source {source!r}: module {module_name!r} cannot be imported: {describe(error)}") from error
-    return _attribute_of(module, class_name, source=source)
-
-
-def _attribute_of(module: ModuleType, class_name: str, *, source: str) -> Any:
-    if not hasattr(module, class_name):
-        raise ConfigError(f"source {source!r}: no class {class_name!r}.{nearest(class_name, vars(module))}")
-    return getattr(module, class_name)
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"source {str(path)!r} does not exist; expected a Python file with an environment class")
-    path = path.resolve()
-    _importable(str(path.parent))
-    module_name = f"_ludus_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses and type hints look up their module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException as error:  # a file may call sys.exit when it is imported
-        del sys.modules[module_name]
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise ConfigError(f"source {str(path)!r} cannot be imported: {describe(error)}") from error
-    return module
+    return _only_environment(plugins.load_file(path), source=source)
 
 
 def _only_environment(module: ModuleType, *, source: str) -> Any:
@@ -194,9 +142,3 @@ def _only_environment(module: ModuleType, *, source: str) -> Any:
             f"source {source!r}: expected one class with `tasks` and `setup`, found {listed}. Name it: {source}:CLASS"
         )
     return found[0]
-
-
-def _importable(folder: str) -> None:
-    """Appends to the path: modules beside the author's can be imported, and shadow nothing."""
-    if folder not in sys.path:
-        sys.path.append(folder)

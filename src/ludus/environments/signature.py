@@ -79,8 +79,12 @@ class Signature:
 
 def read_signature(function: Callable[..., Any], *, what: str) -> Signature:
     """The parameters of `function` without self. `what` names it in errors, e.g. "tool guess"."""
-    hints = _hints(function, what=what)
-    described = argument_descriptions(function)
+    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
+    try:
+        hints = get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ConfigError(f"{what}: {error}; import the type at module level, not under TYPE_CHECKING") from None
+    described = dict(found for _, found in _doc_lines(function) if found)
     fields: dict[str, Any] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name == "self":
@@ -103,25 +107,12 @@ def description(function: Callable[..., Any]) -> str:
     return " ".join(" ".join(kept).split())
 
 
-def argument_descriptions(function: Callable[..., Any]) -> dict[str, str]:
-    """From docstring lines such as `number: the guess`."""
-    return dict(found for _, found in _doc_lines(function) if found)
-
-
 def _doc_lines(function: Callable[..., Any]) -> Iterator[tuple[str, tuple[str, str] | None]]:
     """Lines of the docstring, each with the argument it describes and the description."""
     names = inspect.signature(function).parameters
     for line in (inspect.getdoc(function) or "").splitlines():
         match = _ARGUMENT_LINE.match(line)
         yield line, (match[1], match[2].strip()) if match and match[1] in names else None
-
-
-def _hints(function: Callable[..., Any], *, what: str) -> dict[str, Any]:
-    target = function.__init__ if isinstance(function, type) else function  # type: ignore[misc]
-    try:
-        return get_type_hints(target, include_extras=True)
-    except NameError as error:
-        raise ConfigError(f"{what}: {error}; import the type at module level, not under TYPE_CHECKING") from None
 
 
 def _field(parameter: inspect.Parameter, *, hint: Any, description: str) -> Any:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
 
 from ludus.environments.signature import Signature, description, read_signature
-from ludus.types import Tool
+from ludus.types import Action, Tool, ToolCall
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 _MARK = "__ludus_tool__"
@@ -29,9 +29,6 @@ class ToolMethod:
     tool: Tool
     signature: Signature
 
-    def random_arguments(self, rng: random.Random) -> dict[str, Any]:
-        return dict(random_value(self.signature.schema, rng))
-
 
 @cache
 def tools_of(author: type) -> Mapping[str, ToolMethod]:
@@ -41,13 +38,14 @@ def tools_of(author: type) -> Mapping[str, ToolMethod]:
         for name in vars(base):
             method = getattr(author, name, None)
             if getattr(method, _MARK, False) and callable(method):
-                found[name] = _tool_method(name, method)
+                signature = read_signature(method, what=f"tool {name}")
+                found[name] = ToolMethod(Tool(name, description(method), signature.schema), signature)
     return found
 
 
-def _tool_method(name: str, method: Callable[..., Any]) -> ToolMethod:
-    signature = read_signature(method, what=f"tool {name}")
-    return ToolMethod(Tool(name=name, description=description(method), parameters=signature.schema), signature)
+def random_call(tools: Sequence[Tool], rng: random.Random) -> Action:
+    tool = rng.choice(tools)
+    return Action(tool_calls=(ToolCall(tool.name, random_value(tool.parameters, rng)),))
 
 
 def random_value(schema: Mapping[str, Any], rng: random.Random) -> Any:
@@ -85,10 +83,7 @@ def _bounds(schema: Mapping[str, Any], *, span: float, nudge: float) -> tuple[fl
 
 
 def _string(schema: Mapping[str, Any], rng: random.Random) -> str:
-    word = rng.choice(_WORDS)
-    return word.ljust(schema.get("minLength", 0), "a")[
-        : schema.get("maxLength", len(word) + schema.get("minLength", 0))
-    ]
+    return rng.choice(_WORDS).ljust(schema.get("minLength", 0), "a")[: schema.get("maxLength")]
 
 
 def _array(schema: Mapping[str, Any], rng: random.Random) -> list[Any]:
@@ -99,9 +94,8 @@ def _array(schema: Mapping[str, Any], rng: random.Random) -> list[Any]:
 
 def _object(schema: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
     properties, required = schema.get("properties", {}), schema.get("required", ())
-    drawn = {
-        name: random_value(part, rng) for name, part in properties.items() if name in required or rng.random() < 0.5
-    }
+    chosen = (name for name in properties if name in required or rng.random() < 0.5)
+    drawn = {name: random_value(properties[name], rng) for name in chosen}
     values = schema.get("additionalProperties")
     if isinstance(values, Mapping):
         drawn |= {rng.choice(_WORDS): random_value(values, rng) for _ in range(rng.randint(0, 2))}

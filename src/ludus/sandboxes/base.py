@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes.owner import drop_label, write_label
-from ludus.sandboxes.process_handle import ProcessHandle, finish, gather
+from ludus.sandboxes.process_handle import ProcessHandle, gather
 from ludus.sandboxes.sandbox import (
     MAX_FILE_BYTES,
     Command,
@@ -56,7 +56,7 @@ class SandboxBase(ABC):
         write_label(self._state, self.label, kind=self.kind)
 
     def run(self, command: Command, *, limits: Limits = Limits()) -> Finished:
-        return refusal(command) or finish(self.attach(argv_of(command, shell=self._shell_argv()[0])), limits=limits)
+        return refusal(command) or gather(self.attach(argv_of(command, shell=self._shell_argv()[0])), limits=limits)[0]
 
     def shell(self) -> PersistentShell:
         self._require_open()
@@ -93,20 +93,21 @@ class SandboxBase(ABC):
 class ContainedSandbox(SandboxBase):
     def write(self, path: str, data: bytes | str) -> None:
         data = encoded(data) if isinstance(data, str) else data
-        handle = self.attach(["/bin/sh", "-c", _WRITE, "sh", _operand(path), str(len(data))])
-        with contextlib.suppress(OSError):  # its stderr says why
-            handle.send(data, timeout_s=FILE_S)
-        done = gather(handle, limits=Limits(time_s=FILE_S))
-        if done.exit_code:
-            raise _error(path, done.err.text(), timed_out=done.timed_out)
+        self._in_shell(_WRITE, path, num_bytes=len(data), stdin=data)
 
     def read(self, path: str, *, max_bytes: int = MAX_FILE_BYTES) -> bytes:
-        max_bytes = min(max_bytes, MAX_FILE_BYTES)
-        handle = self.attach(["/bin/sh", "-c", _READ, "sh", _operand(path), str(max_bytes)])
-        done = gather(handle, limits=Limits(time_s=FILE_S, output_bytes=max_bytes))
+        return self._in_shell(_READ, path, num_bytes=min(max_bytes, MAX_FILE_BYTES))
+
+    def _in_shell(self, script: str, path: str, *, num_bytes: int, stdin: bytes | None = None) -> bytes:
+        handle = self.attach(["/bin/sh", "-c", script, "sh", _operand(path), str(num_bytes)])
+        if stdin is not None:
+            with contextlib.suppress(OSError):  # its stderr says why
+                handle.send(stdin, timeout_s=FILE_S)
+        kept = max(num_bytes, Limits().output_bytes)
+        done, data = gather(handle, limits=Limits(time_s=FILE_S, output_bytes=kept))
         if done.exit_code:
-            raise _error(path, done.err.text(), timed_out=done.timed_out)
-        return done.out.data
+            raise _error(path, "took too long" if done.timed_out else done.stderr.strip())
+        return data[:num_bytes]
 
 
 def _operand(path: str) -> str:
@@ -115,8 +116,8 @@ def _operand(path: str) -> str:
     return path if path.startswith("/") else f"./{path}"
 
 
-def _error(path: str, text: str, *, timed_out: bool) -> OSError:
-    cause = "took too long" if timed_out else (text.strip().splitlines() or ["no reason given"])[0]
+def _error(path: str, text: str) -> OSError:
+    cause = (text.splitlines() or ["no reason given"])[0]
     kinds = {
         "No such file": FileNotFoundError,
         "nonexistent": FileNotFoundError,

@@ -46,10 +46,6 @@ class Trees:
     def missing(self) -> tuple[str, ...]:
         return tuple(name for name in NEEDED if name not in self.places)
 
-    def describe(self) -> str:
-        versions = sorted({version for version, _ in self.places.values()})
-        return " and ".join(f"cgroup v{version}" for version in versions)
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
@@ -70,28 +66,27 @@ class Group:
 
 
 def make(trees: Trees, name: str, room: Room) -> Group:
-    folders = []
-    for folder in dict.fromkeys(place / name for _, place in trees.places.values()):
+    group = Group(tuple(dict.fromkeys(place / name for _, place in trees.places.values())))
+    for folder in group.folders:
         folder.mkdir()
-        folders.append(folder)
     for controller, (version, place) in trees.places.items():
         for file, value in settings(controller, version, room):
             _set(place / name / file, value)
-    return Group(tuple(folders))
+    return group
 
 
 def settings(controller: str, version: int, room: Room) -> list[tuple[str, str]]:
     """Files of a group, and their values."""
     memory, quota = str(room.memory_mb * 2**20), str(int(room.cpus * _PERIOD_US))
-    if controller == "memory":
-        if version == 1:
-            return [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)]
-        return [("memory.max", memory), ("memory.swap.max", "0")]
-    if controller == "pids":
-        return [("pids.max", str(room.num_processes))]
-    if version == 1:
-        return [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)]
-    return [("cpu.max", f"{quota} {_PERIOD_US}")]
+    pids = [("pids.max", str(room.num_processes))]
+    return {
+        ("memory", 1): [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
+        ("memory", 2): [("memory.max", memory), ("memory.swap.max", "0")],
+        ("pids", 1): pids,
+        ("pids", 2): pids,
+        ("cpu", 1): [("cpu.cfs_period_us", str(_PERIOD_US)), ("cpu.cfs_quota_us", quota)],
+        ("cpu", 2): [("cpu.max", f"{quota} {_PERIOD_US}")],
+    }[controller, version]
 
 
 @functools.cache

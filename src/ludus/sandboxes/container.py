@@ -85,14 +85,8 @@ class InContainer:
     """An exec that is killed with everything else in its container."""
 
     def __init__(self, started: Exec, *, sandbox: ContainerSandbox) -> None:
-        self._exec, self._sandbox = started, sandbox
         self.send, self.receive, self.exit_code = started.send, started.receive, started.exit_code
-
-    def kill(self) -> None:
-        self._sandbox.end_all()
-
-    def close(self) -> None:
-        self._exec.close()
+        self.kill, self.close = sandbox.end_all, started.close
 
 
 def body(need: Need, label: Label, *, home: str) -> dict[str, object]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ludus.errors import SandboxFailed
 from ludus.sandboxes import cgroups
 from ludus.sandboxes.docker_api import DockerApi, sockets
-from ludus.sandboxes.namespace import BASE, NamespaceInit, bwrap, rlimits
-from ludus.sandboxes.process_handle import finish
-from ludus.sandboxes.sandbox import UID, Kind, Limits, Room
+from ludus.sandboxes.namespace import BASE, NamespaceInit, bwrap, rlimits, starter_uid
+from ludus.sandboxes.process_handle import gather
+from ludus.sandboxes.sandbox import Kind, Limits, Room
 
 CONF = Path(__file__).with_name("containers.conf")
 
@@ -56,29 +57,25 @@ def _namespace() -> Driver:
         return Driver("namespace", False, f"bubblewrap does not run here: {problem}", _namespace_remedy())
     trees = cgroups.find()
     lacking = "".join(f", no limit on {name} of the whole sandbox" for name in trees.missing)
-    limits = f"limits by {trees.describe()}{lacking}" if trees.places else "no control groups: limits per process only"
+    found = " and ".join(sorted({f"cgroup v{version}" for version, _ in trees.places.values()}))
+    limits = f"limits by {found}{lacking}" if found else "no control groups: limits per process only"
     return Driver("namespace", True, f"bubblewrap; {limits}")
 
 
 def _try_namespace() -> str:
     """What went wrong, or an empty string."""
-    init = NamespaceInit(mark="")
-    uid = UID if os.geteuid() == 0 else 0
-    try:
+    uid = starter_uid()
+    with closing(NamespaceInit(mark="")) as init:
         init.ask("open", id="trial", bytes=2**20, uid=uid)
         argv = [*bwrap(mounts=(), network=False, disk=f"{BASE}/trial"), "/bin/sh", "-c", "echo ready"]
         started = init.spawn(argv=argv, groups=[], rlimits=rlimits(Room(), missing=()), uid=uid)
-        done = finish(started, limits=Limits(time_s=10))
-    finally:
-        init.close()
+        done, _ = gather(started, limits=Limits(time_s=10))
     return "" if done.stdout == "ready\n" else (done.stderr.strip() or f"exit code {done.exit_code}")
 
 
 def _namespace_remedy() -> str:
-    for name, good in (
-        ("kernel.unprivileged_userns_clone", "1"),
-        ("kernel.apparmor_restrict_unprivileged_userns", "0"),
-    ):
+    settings = {"kernel.unprivileged_userns_clone": "1", "kernel.apparmor_restrict_unprivileged_userns": "0"}
+    for name, good in settings.items():
         file = Path("/proc/sys") / name.replace(".", "/")
         if file.exists() and file.read_text().strip() != good:
             return f"Allow user namespaces: `sysctl -w {name}={good}`."
@@ -100,23 +97,13 @@ def _container() -> Driver:
     if shutil.which("podman"):
         where = "/run/podman" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", "/tmp") + "/podman"
         command = f"mkdir -p {where}; podman system service --time=0 unix://{where}/podman.sock &"
-        return Driver(
-            "container", False, "podman is installed, but its service does not run",
-            f"Start it: `{command}` (with CONTAINERS_CONF={CONF} if crun does not work).",
-        )  # fmt: skip
-    return Driver(
-        "container",
-        False,
-        "neither Docker nor podman answers",
-        "Install one, e.g. `apt-get install podman runc`, or set DOCKER_HOST=unix://...",
-    )
+        remedy = f"Start it: `{command}` (with CONTAINERS_CONF={CONF} if crun does not work)."
+        return Driver("container", False, "podman is installed, but its service does not run", remedy)
+    remedy = "Install one, e.g. `apt-get install podman runc`, or set DOCKER_HOST=unix://..."
+    return Driver("container", False, "neither Docker nor podman answers", remedy)
 
 
 def _version(socket: Path) -> str:
-    api = DockerApi(socket)
-    try:
+    with closing(DockerApi(socket)) as api, suppress(SandboxFailed):
         return api.version()
-    except SandboxFailed:
-        return ""
-    finally:
-        api.close()
+    return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from ludus.errors import SandboxFailed
 
 CALL_S = 60.0
 _NOT_THERE = "no such "
+_HEADER = struct.Struct(">B3xI")
 _UPGRADE = {"Connection": "Upgrade", "Upgrade": "tcp"}
 
 
@@ -47,7 +49,7 @@ class DockerApi:
         return f"{name} {answer.get('Version', '?')}"
 
     def has_image(self, image: str) -> bool:
-        return self._client.get(f"/images/{image}/json").status_code == 200
+        return self._send("GET", f"/images/{image}/json").status_code == 200
 
     def create(self, name: str, body: Mapping[str, Any]) -> str:
         return str(self._ask("POST", "/containers/create", params={"name": name}, body=body)["Id"])
@@ -64,8 +66,7 @@ class DockerApi:
 
     def containers(self, label: str) -> list[dict[str, Any]]:
         filters = json.dumps({"label": [label]})
-        found = self._ask("GET", "/containers/json", params={"all": "1", "filters": filters})
-        return list(found)
+        return list(self._ask("GET", "/containers/json", params={"all": "1", "filters": filters}))
 
     def exec(self, container: str, argv: list[str], *, user: str, folder: str) -> Exec:
         body = {
@@ -73,13 +74,8 @@ class DockerApi:
             "Cmd": argv, "User": user, "WorkingDir": folder,
         }  # fmt: skip
         exec_id = str(self._ask("POST", f"/containers/{container}/exec", body=body)["Id"])
-        request = self._client.build_request(
-            "POST", f"/exec/{exec_id}/start", json={"Detach": False, "Tty": False}, headers=_UPGRADE, timeout=CALL_S
-        )
-        try:
-            response = self._client.send(request, stream=True)
-        except httpx.HTTPError as error:
-            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        begin = {"Detach": False, "Tty": False}
+        response = self._send("POST", f"/exec/{exec_id}/start", json=begin, headers=_UPGRADE, stream=True)
         if response.status_code not in (101, 200):
             response.read()
             raise SandboxFailed(f"a command could not be started in the container: {_message(response)}")
@@ -98,13 +94,16 @@ class DockerApi:
         self._client.close()
 
     def _ask(self, method: str, path: str, *, params: Any = None, body: Any = None, ok: tuple[int, ...] = ()) -> Any:
-        try:
-            response = self._client.request(method, path, params=params, json=body)
-        except httpx.HTTPError as error:
-            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
+        response = self._send(method, path, params=params, json=body)
         if response.is_error and response.status_code not in ok:
             raise SandboxFailed(f"the container service refuses {method} {path.split('/')[1]}: {_message(response)}")
         return response.json() if response.content and "json" in response.headers.get("content-type", "") else {}
+
+    def _send(self, method: str, path: str, *, stream: bool = False, **request: Any) -> httpx.Response:
+        try:
+            return self._client.send(self._client.build_request(method, path, **request), stream=stream)
+        except httpx.HTTPError as error:
+            raise SandboxFailed(f"the container service at {self.socket} does not answer: {error!r}") from error
 
 
 class Exec:
@@ -126,7 +125,7 @@ class Exec:
     def unread(self, data: bytes) -> None:
         """Puts output back, for the next `receive`."""
         if data:
-            self._buffer[:0] = bytes([1, 0, 0, 0]) + len(data).to_bytes(4, "big") + data
+            self._buffer[:0] = _HEADER.pack(1, len(data)) + data
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
         until_s = time.monotonic() + timeout_s
@@ -145,20 +144,17 @@ class Exec:
 
     def _frame(self) -> tuple[int, bytes] | None:
         """The next frame, or the part of a large one that has arrived."""
-        if len(self._buffer) < 8:
-            return None
-        length = int.from_bytes(self._buffer[4:8], "big")
-        if length == 0:
-            del self._buffer[:8]
-            return self._frame()
-        data = bytes(self._buffer[8 : 8 + length])
-        if not data:
-            return None
-        stream, left = self._buffer[0], length - len(data)
-        del self._buffer[: 8 + len(data)]
-        if left:
-            self._buffer[:0] = bytes([stream, 0, 0, 0]) + left.to_bytes(4, "big")
-        return (2 if stream == 2 else 1), data
+        while len(self._buffer) >= _HEADER.size:
+            stream, length = _HEADER.unpack_from(self._buffer)
+            data = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
+            if length and not data:
+                return None
+            del self._buffer[: _HEADER.size + len(data)]
+            if left := length - len(data):
+                self._buffer[:0] = _HEADER.pack(stream, left)
+            if data:
+                return (2 if stream == 2 else 1), data
+        return None
 
     def exit_code(self, timeout_s: float) -> int | None:
         until_s = time.monotonic() + timeout_s

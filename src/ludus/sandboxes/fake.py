@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -77,18 +78,15 @@ class FakeRunning:
 
     def __init__(self, finished: Finished) -> None:
         self._finished = finished
-        self._left = [(1, encoded(finished.stdout)), (2, encoded(finished.stderr))]
+        output = (1, encoded(finished.stdout)), (2, encoded(finished.stderr))
+        self._left = [(stream, data) for stream, data in output if data]
         self.sent = b""
 
     def send(self, data: bytes, *, timeout_s: float) -> None:
         self.sent += data
 
     def receive(self, timeout_s: float) -> tuple[int, bytes] | None:
-        while self._left:
-            stream, data = self._left.pop(0)
-            if data:
-                return stream, data
-        return 0, b""
+        return self._left.pop(0) if self._left else (0, b"")
 
     def exit_code(self, timeout_s: float) -> int | None:
         return self._finished.exit_code
@@ -130,12 +128,7 @@ def cut(finished: Finished, *, limits: Limits) -> Finished:
 
 
 def _normal(path: str) -> str:
-    parts: list[str] = []
-    for part in checked_path(path).split("/"):
-        if part == "..":
-            if not parts:
-                raise PermissionError(f"{path!r} leads out of the sandbox's folder")
-            parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/".join(parts)
+    normal = posixpath.normpath(checked_path(path).lstrip("/"))
+    if normal.split("/")[0] == "..":
+        raise PermissionError(f"{path!r} leads out of the sandbox's folder")
+    return normal

@@ -151,14 +151,14 @@ class NamespaceSandbox(ContainedSandbox):
         except OSError as error:
             raise SandboxFailed(f"cannot create a control group for the sandbox: {error}") from error
         self._limits = rlimits(self._room, missing=trees.missing)
-        self._init.ask("open", id=self.label.id, bytes=self._room.disk_mb * 2**20, uid=_uid())
+        self._init.ask("open", id=self.label.id, bytes=self._room.disk_mb * 2**20, uid=starter_uid())
 
     def attach(self, argv: list[str]) -> ProcessHandle:
         self._require_open()
         assert self._init is not None, "start() comes first"
         groups = [str(folder) for folder in self._group.folders] if self._group else []
         return self._remembered(
-            self._init.spawn(argv=[*self._prefix, *argv], groups=groups, rlimits=self._limits, uid=_uid())
+            self._init.spawn(argv=[*self._prefix, *argv], groups=groups, rlimits=self._limits, uid=starter_uid())
         )
 
     def _shell_argv(self) -> list[str]:
@@ -217,6 +217,6 @@ def _system(folder: str) -> list[str]:
     return ["--ro-bind", folder, folder] if path.exists() else []
 
 
-def _uid() -> int:
+def starter_uid() -> int:
     """User that starts bubblewrap: not root, who ignores rlimits. A plain user is mapped to 0."""
     return UID if os.geteuid() == 0 else 0

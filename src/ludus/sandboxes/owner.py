@@ -68,8 +68,8 @@ class Owner:
         _held[self.id] = file
         hidden.rename(self.state / OWNERS / self.id)
 
-    def label(self, *, run: str, session: str) -> Label:
-        return Label(id=f"{self.id}-{next(self._numbers)}", owner=self.id, run=run, session=session)
+    def label(self, *, run: str = "") -> Label:
+        return Label(id=f"{self.id}-{next(self._numbers)}", owner=self.id, run=run)
 
     def release(self) -> None:
         if self.id in _held:

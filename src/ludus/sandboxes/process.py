@@ -41,16 +41,12 @@ class ProcessSandbox(SandboxBase):
     def attach(self, argv: list[str]) -> ProcessHandle:
         self._require_open()
         ours, theirs = socket.socketpair()
+        path, home = os.environ.get("PATH", os.defpath), str(self.folder)
         with theirs:
             process = subprocess.Popen(
                 argv,
                 cwd=self.folder,
-                env={
-                    "PATH": os.environ.get("PATH", os.defpath),
-                    "HOME": str(self.folder),
-                    "LANG": "C.UTF-8",
-                    MARK: self.label.id,
-                },
+                env={"PATH": path, "HOME": home, "LANG": "C.UTF-8", MARK: self.label.id},
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

@@ -7,8 +7,7 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from ludus.sandboxes.sandbox import Finished, Limits, decoded
 
@@ -45,6 +44,9 @@ class ProcessHandle(Protocol):
 class Captured:
     """The first `limit` bytes of a stream."""
 
+    ended = False
+    """Set by a subclass that knows where the output ends."""
+
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._data = bytearray()
@@ -66,34 +68,31 @@ class Captured:
         return decoded(self.data)
 
 
-@dataclass(frozen=True, slots=True)
-class Gathered:
-    out: Captured
-    err: Captured
-    exit_code: int
-    timed_out: bool
-
-
-def gather(running: ProcessHandle, *, limits: Limits) -> Gathered:
-    """Waits for the end, within the limits, and closes the handle."""
+def gather(running: ProcessHandle, *, limits: Limits) -> tuple[Finished, bytes]:
+    """Waits for the end, within the limits, and closes the handle. Returns stdout as bytes too."""
     out, err = Captured(limits.output_bytes), Captured(limits.output_bytes)
     deadline_s = time.monotonic() + limits.time_s
-    code, in_time = None, True
+    code = None
     try:
-        if _read_to_the_end(running, out, err, deadline_s=deadline_s):
+        stopped = capture(running, out, err, deadline_s=deadline_s)
+        if stopped == "end":
             code = running.exit_code(max(GRACE_S / 10, deadline_s - time.monotonic()))
-        in_time = code is not None or out.num_bytes + err.num_bytes > FLOOD_BYTES
         if code is None:
             end(running)
     finally:
         running.close()
-    return Gathered(out, err, 137 if code is None else code, timed_out=not in_time)
+    late = code is None and stopped != "flood"
+    return finished(code, out, err, timed_out=late), out.data
+
+
+def finished(exit_code: int | None, out: Captured, err: Captured, **more: bool) -> Finished:
+    cut, code = out.truncated or err.truncated, 137 if exit_code is None else exit_code
+    return Finished(code, stdout=out.text(), stderr=err.text(), truncated=cut, **more)
 
 
 def end(running: ProcessHandle) -> None:
-    """Kills it and waits until it is gone, because killing a container's processes must not hit the
-    next command. Its remaining output is read and dropped, because a container service may wait for
-    that."""
+    """Kills it and waits until it is gone: killing a container's processes must not hit the next
+    command. Drops its remaining output: a container service may wait until that is read."""
     running.kill()
     until_s = time.monotonic() + GRACE_S
     while (event := running.receive(max(0.0, until_s - time.monotonic()))) is not None and event[0]:
@@ -102,33 +101,25 @@ def end(running: ProcessHandle) -> None:
     running.exit_code(max(0.0, until_s - time.monotonic()))
 
 
-def _read_to_the_end(running: ProcessHandle, out: Captured, err: Captured, *, deadline_s: float) -> bool:
-    """False: out of time, or too much output."""
-    while out.num_bytes + err.num_bytes <= FLOOD_BYTES:
+def capture(
+    running: ProcessHandle, out: Captured, err: Captured, *, deadline_s: float
+) -> Literal["marked", "end", "flood", "late"]:
+    """Reads until both captures ended, the process closed its streams, or a limit is exceeded."""
+    while not (out.ended and err.ended):
+        if out.num_bytes + err.num_bytes > FLOOD_BYTES:
+            return "flood"
         event = running.receive(max(0.0, deadline_s - time.monotonic()))
         if event is None:
-            return False
+            return "late"
         stream, data = event
         if stream == 0:
-            return True
+            return "end"
         (out if stream == 1 else err).add(data)
-    return False
-
-
-def finish(running: ProcessHandle, *, limits: Limits) -> Finished:
-    done = gather(running, limits=limits)
-    return Finished(
-        done.exit_code,
-        stdout=done.out.text(),
-        stderr=done.err.text(),
-        truncated=done.out.truncated or done.err.truncated,
-        timed_out=done.timed_out,
-    )
+    return "marked"
 
 
 class Pipes:
-    """A ProcessHandle over file descriptors. `done` becomes readable at the end; the driver
-    supplies the callbacks.
+    """A ProcessHandle over file descriptors. `done` is readable once the process has ended.
 
     Children of a finished process could hold its streams open for ever: they are killed, and have
     DRAIN_S to end."""

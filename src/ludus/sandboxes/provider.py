@@ -37,9 +37,8 @@ _log = logging.getLogger(__name__)
 
 def need_of(declared: Any, *, image: str = "") -> Need:
     """The Need that an environment declares, maybe as a name. `image` applies if it has none."""
-    if isinstance(declared, Need):
-        return declared if declared.image or not image else dataclasses.replace(declared, image=image)
-    return Need(kind_of(str(declared)), image=image)
+    need = declared if isinstance(declared, Need) else Need(kind_of(str(declared)))
+    return dataclasses.replace(need, image=need.image or image)
 
 
 class Sandboxes:
@@ -96,21 +95,19 @@ class Sandboxes:
                 self._owner.release()
             self._owner = self._init = self._api = None
 
-    def sweep(self) -> list[str]:
-        return self._sweep(self._begin())
+    def sweep(self, owner: Owner | None = None) -> list[str]:
+        def live() -> set[str]:
+            return {each for each, sandbox in self._live.items() if not sandbox.closed}
 
-    def _sweep(self, owner: Owner) -> list[str]:
-        removed = reaper.sweep(owner.state, own=owner.id, live=self._open_ids, api=self._sweepable())
+        owner = owner or self._begin()
+        removed = reaper.sweep(owner.state, own=owner.id, live=live, api=self._sweepable())
         if removed:
             _log.info("removed what dead owners left: %s", ", ".join(removed))
         return removed
 
-    def _open_ids(self) -> set[str]:
-        return {each for each, sandbox in self._live.items() if not sandbox.closed}
-
     def _make(self, need: Need) -> Started:
         owner = self._begin()
-        label = owner.label(run=self._run, session="")
+        label = owner.label(run=self._run)
         sandbox = self._build(need, label, state=owner.state)
         with self._lock:
             # a new dict: the reaper may be reading; before start: it must spare what start makes
@@ -143,7 +140,7 @@ class Sandboxes:
     def _keep_sweeping(self, stop: threading.Event) -> None:
         while not stop.is_set():
             if (owner := self._owner) is not None:
-                _quietly(partial(self._sweep, owner), unless=stop)
+                _quietly(partial(self.sweep, owner), unless=stop)
             stop.wait(SWEEP_S)
 
     def _find_init(self) -> NamespaceInit:

@@ -158,12 +158,10 @@ def refusal(command: Command) -> Finished | None:
     if any("\0" in word for word in words):
         return Finished(126, stderr="ludus: a command cannot hold a NUL character\n")
     longest = max(len(encoded(word)) for word in words)
-    if longest > MAX_COMMAND_BYTES:
-        return Finished(
-            126,
-            stderr=f"ludus: a command of {longest} bytes; at most {MAX_COMMAND_BYTES}. Write a file and run that.\n",
-        )
-    return None
+    if longest <= MAX_COMMAND_BYTES:
+        return None
+    limit = f"at most {MAX_COMMAND_BYTES}. Write a file and run that."
+    return Finished(126, stderr=f"ludus: a command of {longest} bytes; {limit}\n")
 
 
 def argv_of(command: Command, *, shell: str = "/bin/sh") -> list[str]:

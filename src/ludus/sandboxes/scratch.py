@@ -26,7 +26,7 @@ class Scratch:
 
     def __init__(self) -> None:
         owner = _owner()
-        self.path: Path = owner.state / FOLDERS / owner.label(run="", session="").id
+        self.path: Path = owner.state / FOLDERS / owner.label().id
         self.path.mkdir(mode=0o700)
 
     def close(self) -> None:

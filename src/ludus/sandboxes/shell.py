@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from ludus.errors import SandboxFailed
-from ludus.sandboxes.process_handle import FLOOD_BYTES, GRACE_S, Captured, ProcessHandle, end
+from ludus.sandboxes.process_handle import GRACE_S, Captured, ProcessHandle, capture, end, finished
 from ludus.sandboxes.sandbox import Finished, Limits, encoded, refusal
 
 SETUP = b"""exec 8>&1 9>&2
@@ -87,43 +87,23 @@ class PersistentShell:
 
     def _collect(self, running: ProcessHandle, *, marker: bytes, limits: Limits) -> Finished:
         out, err = Stream(marker, limits.output_bytes), Stream(marker, limits.output_bytes)
-        deadline_s = time.monotonic() + limits.time_s
-        code, timed_out = None, False
-        while not (out.ended and err.ended):
-            event = running.receive(max(0.0, deadline_s - time.monotonic()))
-            if event is None:
-                timed_out = True
-                break
-            stream, data = event
-            if stream == 0:  # the shell itself ended: `exit`, or it was killed
-                code = running.exit_code(GRACE_S)
-                break
-            (out if stream == 1 else err).add(data)
-            if out.captured.num_bytes + err.captured.num_bytes > FLOOD_BYTES:
-                break
-        intact = out.ended and err.ended
-        if not intact:
+        stopped = capture(running, out, err, deadline_s=time.monotonic() + limits.time_s)
+        code: int | None = out.exit_code
+        if stopped != "marked":  # "end": the shell itself ended, by `exit`, or it was killed
+            code = running.exit_code(GRACE_S) if stopped == "end" else None
             if code is None:
                 end(running)
             self._end()
             out.give_up()
             err.give_up()
-        return Finished(
-            out.exit_code if intact else 137 if code is None else code,
-            stdout=out.captured.text(),
-            stderr=err.captured.text(),
-            truncated=out.captured.truncated or err.captured.truncated,
-            timed_out=timed_out,
-            restarted=not intact,
-        )
+        return finished(code, out, err, timed_out=stopped == "late", restarted=stopped != "marked")
 
 
-class Stream:
+class Stream(Captured):
     """Output up to the marker, which may be split across reads."""
 
     def __init__(self, marker: bytes, limit: int) -> None:
-        self.captured = Captured(limit)
-        self.ended = False
+        super().__init__(limit)
         self.exit_code = 0
         self._marker = marker
         self._pending = b""
@@ -136,17 +116,17 @@ class Stream:
         end = data.find(b"\n", at) if at >= 0 else -1
         if end >= 0:
             self.exit_code = int(data[at + len(self._marker) : end] or b"0")
-            self.captured.add(data[:at])
+            super().add(data[:at])
             self.ended = True
             return
         # keep back what may be the marker, without the end of its line
         safe = at if at >= 0 else max(0, len(data) - len(self._marker) + 1)
-        self.captured.add(data[:safe])
+        super().add(data[:safe])
         self._pending = data[safe:]
 
     def give_up(self) -> None:
         if not self.ended:
-            self.captured.add(self._pending)
+            super().add(self._pending)
 
 
 def script(command: str, *, first: str, second: str) -> bytes:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ludus.adapters.agentgym.families import FAMILIES, Family, Said, part
+from ludus.adapters.agentgym.families import FAMILIES, Family, part
 from ludus.adapters.agentgym.reading import Unreadable
 from ludus.adapters.agentgym.server import Instances, Server, says_error
 from ludus.adapters.agentgym.splits import choose
-from ludus.adapters.outside import as_text, opening, refuse_after_done, refused
+from ludus.adapters.outside import as_text, opening
+from ludus.environments.author import refuse_after_done, refused
 from ludus.environments.environment import EnvironmentBase
 from ludus.errors import ConfigError, EnvironmentFailed, nearest
 from ludus.types import Action, Message, Observation, Task
@@ -44,18 +45,15 @@ class AgentGym(EnvironmentBase):
 
     async def leave(self, instance: int, *, certain: bool) -> None:
         """Closes an instance, or keeps it if the server has no close and its state is `certain`."""
-        if self._closes:
-            try:
-                self._closes = await self.server.close({self.family.key: instance})
-            except BaseException:
-                self.instances.lost(instance)
-                raise
-        if self._closes:
-            self.instances.closed(instance)
-        elif certain:
-            self.instances.give_back(instance)
-        else:
-            self.instances.lost(instance)
+        done = self.instances.lost
+        try:
+            self._closes = self._closes and await self.server.close({self.family.key: instance})
+            if self._closes:
+                done = self.instances.closed
+            elif certain:
+                done = self.instances.give_back
+        finally:
+            done(instance)
 
     async def _create(self) -> int:
         answer = await self.server.ask("create", body=self.family.create)
@@ -82,20 +80,18 @@ class AgentGymSession:
         if isinstance(answer, dict) and answer.get("observation") == "TimeoutError":
             raise EnvironmentFailed(f"the server could not reset task {self._task.data['id']}: TimeoutError")
         if self._family.first_from:
-            answer = await self._environment.server.ask(
-                self._family.first_from, query={self._family.key: self._instance}
-            )
+            query = {self._family.key: self._instance}
+            answer = await self._environment.server.ask(self._family.first_from, query=query)
         self._last = as_text(self._family.first(answer))
         return opening(self._family.instruction, self._last)
 
     async def act(self, action: Action) -> Observation:
         refuse_after_done(self._done)
         try:
-            said = Said(self._family.read(as_text(action.content)), paid=self._paid)
+            said = self._family.read(as_text(action.content))
         except Unreadable as problem:
-            text = f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem)
-            return refused(text)
-        outcome = self._family.outcome(await self._ask("step", {"action": said.action}), said)
+            return refused(f"Invalid Action.\n\n{self._last}" if self._family.repeats else str(problem))
+        outcome = self._family.outcome(await self._ask("step", {"action": said}), said, self._paid)
         self._paid += outcome.reward
         self._last, self._done = as_text(outcome.text), outcome.done
         return Observation(

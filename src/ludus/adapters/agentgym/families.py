@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ludus.adapters.agentgym import instructions, reading
@@ -19,33 +20,19 @@ _SEARCHED = re.compile(r"<(search|answer)>.*?</\1>", re.DOTALL)
 _BROWSER_GONE = re.compile(r"is dead|has been closed|Target (page|closed|crashed)|[Cc]rashed")
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """An action sent to the server, and the session's reward before it."""
-
-    action: str
-    paid: float = 0.0
-
-
 def part(answer: Any, key: str, kind: type | tuple[type, ...]) -> Any:
     """A field of an answer. A missing one fails the session: it is no reward of 0."""
     if not isinstance(answer, Mapping) or key not in answer:
         got = sorted(map(str, answer)) if isinstance(answer, Mapping) else type(answer).__name__
         raise EnvironmentFailed(f"the server answered {got}; expected an object with {key!r}. Is the family right?")
     if not isinstance(answer[key], kind):
-        raise EnvironmentFailed(f"the server's {key!r} is {answer[key]!r:.60}; expected {_named(kind)}")
+        names = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+        raise EnvironmentFailed(f"the server's {key!r} is {answer[key]!r:.60}; expected {names}")
     return answer[key]
-
-
-def _named(kind: type | tuple[type, ...]) -> str:
-    return " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
 
 
 def _number(answer: Any, key: str) -> float:
     return float(part(answer, key, (int, float)))
-
-
-# ------------------------------------------------------------------------------------------------ first observations
 
 
 def observed(answer: Any) -> str:
@@ -74,21 +61,18 @@ def _vocabulary(answer: Any) -> str:
     return "The vocabulary:\n" + "\n".join(map(as_text, answer)) + "\nA new game begins. Make your first guess."
 
 
-# ------------------------------------------------------------------------------------------------ answers to actions
-
-
-def plain(answer: Any, said: Said) -> Reply:
+def plain(answer: Any, action: str, paid: float) -> Reply:
     return Reply(observed(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def stated(answer: Any, said: Said) -> Reply:
+def stated(answer: Any, action: str, paid: float) -> Reply:
     """WebShop, SQLGym: the text is called `state`; it may be missing at the end."""
     done = part(answer, "done", bool)
     text = part(answer, "state", (str, type(None)) if done else str)
     return Reply(text or "", _number(answer, "reward"), done)
 
 
-def _grid(answer: Any, said: Said) -> Reply:
+def _grid(answer: Any, action: str, paid: float) -> Reply:
     """BabyAI: rewarded at the goal only. The server does not report a late success as done, and
     adds its reward to `score` again in each later turn."""
     reward = _number(answer, "reward")
@@ -96,26 +80,26 @@ def _grid(answer: Any, said: Said) -> Reply:
     return Reply(observed(answer), reward, reached or part(answer, "done", bool), metrics={"success": float(reached)})
 
 
-def _scored(answer: Any, said: Said) -> Reply:
+def _scored(answer: Any, action: str, paid: float) -> Reply:
     """SciWorld: the server sends the total score, from -100 to 100; the reward is its change."""
     score = _number(answer, "score")
     metrics = {"score": score, "success": float(score >= 100)}
-    return Reply(observed(answer), score / 100 - said.paid, part(answer, "done", bool), metrics=metrics)
+    return Reply(observed(answer), score / 100 - paid, part(answer, "done", bool), metrics=metrics)
 
 
-def _housework(answer: Any, said: Said) -> Reply:
+def _housework(answer: Any, action: str, paid: float) -> Reply:
     return Reply(_household(answer), _number(answer, "reward"), part(answer, "done", bool))
 
 
-def _move(answer: Any, said: Said) -> Reply:
+def _move(answer: Any, action: str, paid: float) -> Reply:
     """Maze: every move costs; the one that reaches the goal does not."""
     reward, done = _number(answer, "reward"), part(answer, "done", bool)
     return Reply(observed(answer), reward, done, metrics={"success": float(done and reward >= 0)})
 
 
-def _guess(answer: Any, said: Said) -> Reply:
+def _guess(answer: Any, action: str, paid: float) -> Reply:
     """Wordle: the server must shift LMRL-Gym's rewards of -1 and 0 to 0 and 1."""
-    outcome = plain(answer, said)
+    outcome = plain(answer, action, paid)
     if not 0 <= outcome.reward <= 1:
         raise EnvironmentFailed(
             f"the wordle server's reward is {outcome.reward}; expected 0 or 1, which LMRL-Gym's -1 and 0 are shifted to"
@@ -123,14 +107,14 @@ def _guess(answer: Any, said: Said) -> Reply:
     return outcome
 
 
-def _searched(answer: Any, said: Said) -> Reply:
+def _searched(answer: Any, action: str, paid: float) -> Reply:
     """SearchQA: one answer ends the session; the server alone would let the model retry."""
-    outcome = plain(answer, said)
-    acted = _SEARCHED.search(said.action)  # the first of the two counts, as on the server
+    outcome = plain(answer, action, paid)
+    acted = _SEARCHED.search(action)  # the first of the two counts, as on the server
     return Reply(outcome.text, outcome.reward, outcome.done or bool(acted and acted[1] == "answer"))
 
 
-def _browsed(answer: Any, said: Said) -> Reply:
+def _browsed(answer: Any, action: str, paid: float) -> Reply:
     """WebArena: rewarded only when the agent stops."""
     terminated, truncated = part(answer, "terminated", bool), part(answer, "truncated", bool)
     reward, text = _number(answer, "reward") if terminated else 0.0, observed(answer)
@@ -142,9 +126,6 @@ def _browsed(answer: Any, said: Said) -> Reply:
     return Reply(text, reward, terminated or truncated, invalid=raised, metrics=cut)
 
 
-# ------------------------------------------------------------------------------------------------ the table
-
-
 @dataclass(frozen=True, slots=True)
 class Family:
     instruction: str
@@ -152,7 +133,8 @@ class Family:
     read: Callable[[str], str]
     reset: Callable[[int], Mapping[str, Any]]
     """The body of `reset` for a task id, without the instance."""
-    outcome: Callable[[Any, Said], Reply] = plain
+    outcome: Callable[[Any, str, float], Reply] = plain
+    """From the answer, the action, and the session's reward before it."""
     key: str = "id"
     """The server's field for an instance."""
     create: Mapping[str, Any] = field(default_factory=dict)
@@ -164,16 +146,12 @@ class Family:
     """An unreadable action is answered with the last observation again."""
 
 
-def _tools(instruction: str, max_turns: int) -> Family:
-    return Family(
-        instruction, max_turns, reading.whole, lambda i: {"id": i},
-        key="env_idx", create={"id": 0}, first=fetched, first_from="observation",
-    )  # fmt: skip
-
-
 def _by_index(i: int) -> dict[str, Any]:
     return {"data_idx": i}
 
+
+_fetched = partial(Family, key="env_idx", first=fetched, first_from="observation")
+_tools = partial(_fetched, read=reading.whole, reset=lambda i: {"id": i}, create={"id": 0})
 
 FAMILIES: dict[str, Family] = {
     "textcraft": Family(instructions.TEXTCRAFT, 30, reading.crafting, _by_index),
@@ -185,22 +163,12 @@ FAMILIES: dict[str, Family] = {
         instructions.ALFWORLD, 30, reading.after_last_mark, lambda i: {"game": i, "world_type": "Text"}, _housework,
         first=_household, repeats=True,
     ),
-    "webshop": Family(
-        instructions.WEBSHOP, 10, reading.shopping, lambda i: {"session_id": i}, stated,
-        key="env_idx", first=fetched, first_from="observation", repeats=True,
+    "webshop": _fetched(
+        instructions.WEBSHOP, 10, reading.shopping, lambda i: {"session_id": i}, stated, repeats=True
     ),
-    "searchqa": Family(
-        instructions.SEARCHQA, 10, reading.whole, lambda i: {"id": i}, _searched,
-        key="env_idx", create={"id": 0}, first=fetched, first_from="observation",
-    ),
-    "sqlgym": Family(
-        instructions.SQLGYM, 1, reading.last_sql, lambda i: {"item_id": i}, stated,
-        key="env_idx", first=fetched, first_from="observation",
-    ),
-    "webarena": Family(
-        instructions.WEBARENA, 15, reading.fenced, lambda i: {"seed": 0, "idx": i}, _browsed,
-        key="env_idx", first=fetched, first_from="observation",
-    ),
+    "searchqa": _tools(instructions.SEARCHQA, 10, outcome=_searched),
+    "sqlgym": _fetched(instructions.SQLGYM, 1, reading.last_sql, lambda i: {"item_id": i}, stated),
+    "webarena": _fetched(instructions.WEBARENA, 15, reading.fenced, lambda i: {"seed": 0, "idx": i}, _browsed),
     "maze": Family(instructions.MAZE, 15, reading.moving, lambda i: {"game": i}, _move, prefix="maze"),
     "wordle": Family(
         instructions.WORDLE, 8, reading.guessing, lambda i: {"seed": i}, _guess,

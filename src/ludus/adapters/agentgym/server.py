@@ -30,22 +30,18 @@ class Server:
         self.url = url
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
-    async def ask(
-        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
-    ) -> Any:
+    async def ask(self, path: str, **request: Any) -> Any:
         """POST with `body`, or GET with `query`."""
-        return self.clean(await self.exchange(path, body=body, query=query), path=path)
+        return self.clean(await self.exchange(path, **request), path=path)
 
     def clean(self, answer: Any, *, path: str) -> Any:
         if says_error(answer):
             raise EnvironmentFailed(f"{self.url}/{path} answered an error: {as_text(answer['error'])[:300]}")
         return answer
 
-    async def exchange(
-        self, path: str, *, body: Mapping[str, Any] | None = None, query: Mapping[str, Any] | None = None
-    ) -> Any:
+    async def exchange(self, path: str, **request: Any) -> Any:
         """The answer, which may be an error."""
-        return self._read(path, *await self._send(path, body=body, query=query))
+        return self._read(path, *await self._send(path, **request))
 
     async def close(self, body: Mapping[str, Any]) -> bool:
         """False if the server has no close, which depends on family and version."""
@@ -63,9 +59,7 @@ class Server:
             raise EnvironmentFailed(f"{where} answered {status}: {answer[:200]!r}{hint}")
         return read_json(answer, where=where)
 
-    async def _send(
-        self, path: str, *, body: Mapping[str, Any] | None, query: Mapping[str, Any] | None = None
-    ) -> tuple[int, bytes]:
+    async def _send(self, path: str, *, body: Any = None, query: Any = None) -> tuple[int, bytes]:
         where, client, method = f"{self.url}/{path}", self._client(), "GET" if body is None else "POST"
         for _ in range(TRIES):
             answer = bytearray()
@@ -125,12 +119,23 @@ class Instances:
             if not self._full:
                 instance = await self._made()
                 if instance not in self._held:
-                    self._accept(instance)
+                    if instance in self._idle:  # given back while the server was still answering
+                        self._idle.remove(instance)
+                    else:
+                        self.num_created += 1
+                    self._held.add(instance)
                     return instance
                 # from the ninth on, SQLGym returns an id that is in use
                 self._full = True
                 _log.info("the server gave instance %d twice: sessions now wait for a free one", instance)
             await asyncio.sleep(WAIT_S)
+
+    async def _made(self) -> int:
+        try:
+            return await self._create()
+        except asyncio.CancelledError:  # it may exist by now, with a number that we never get
+            self.num_lost += 1
+            raise
 
     def give_back(self, instance: int) -> None:
         self._held.discard(instance)
@@ -145,17 +150,3 @@ class Instances:
         self.closed(instance)
         self.num_lost += 1
         _log.warning("instance %d was left on the server; %d so far", instance, self.num_lost)
-
-    async def _made(self) -> int:
-        try:
-            return await self._create()
-        except asyncio.CancelledError:  # it may exist by now, with a number that we never get
-            self.num_lost += 1
-            raise
-
-    def _accept(self, instance: int) -> None:
-        if instance in self._idle:  # given back while the server was still answering
-            self._idle.remove(instance)
-        else:
-            self.num_created += 1
-        self._held.add(instance)

@@ -43,11 +43,8 @@ VARIATIONS = (
 
 
 def _sciworld() -> Split:
-    """ScienceWorld's rule: of a task's variations the first half is train, the last quarter
-    test."""
-    train: list[int] = []
-    test: list[int] = []
-    first = 0
+    """ScienceWorld's rule: of each task, the first half is train, the last quarter test."""
+    train, test, first = list[int](), list[int](), 0
     for num in VARIATIONS:
         train += range(first, first + num // 2)
         test += range(first + num * 3 // 4, first + num)
@@ -130,12 +127,12 @@ def _from_file(path: Path, *, what: str) -> tuple[int, ...]:
         raise ConfigError(f"option {what}: {path} cannot be read: {error}") from None
     if not isinstance(rows, list):
         raise ConfigError(f'option {what}: {path} holds {type(rows).__name__}; expected a list of {{"item_id": ...}}')
-    return tuple(_row_id(row, where=f"option {what}: {path} row {i}") for i, row in enumerate(rows))
-
-
-def _row_id(row: Any, *, where: str) -> int:
-    item = row.get("item_id") if isinstance(row, dict) else row
-    match = _LAST_NUMBER.search(str(item))
-    if not match:
-        raise ConfigError(f"{where}: item_id {item!r:.60} does not end in a number; expected e.g. textcraft_31")
-    return int(match[1])
+    items = [row.get("item_id") if isinstance(row, dict) else row for row in rows]
+    numbers = [_LAST_NUMBER.search(str(item)) for item in items]
+    if None in numbers:
+        row = numbers.index(None)
+        raise ConfigError(
+            f"option {what}: {path} row {row}: item_id {items[row]!r:.60} does not end in a number; "
+            "expected e.g. textcraft_31"
+        )
+    return tuple(int(number[1]) for number in numbers if number)

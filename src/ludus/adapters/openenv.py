@@ -137,7 +137,7 @@ class OpenEnvSession:
         if socket is not None:
             try:
                 await socket.send(json.dumps({"type": "close"}))
-            except Exception as error:  # it may be gone already, in any way
+            except Exception as error:  # it may be gone already, in any way  # noqa: BLE001
                 _log.debug("close message not sent: %s", describe(error))
             await socket.close()
 

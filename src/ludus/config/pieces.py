@@ -93,7 +93,7 @@ def _options_of(function: Callable[..., Any], what: str) -> type[BaseModel]:
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, getattr(function, "__globals__", {}))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             raise ConfigError(f"{what}: the type of its options, {annotation}, is unknown: {describe(error)}") from None
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Section
 

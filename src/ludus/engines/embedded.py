@@ -236,7 +236,7 @@ class EmbeddedEngine:
                     self._within_memory(self._step)
         except EngineFailed as error:
             failure = error
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001
             cause = describe(error)
             died = lost(self._policies.device, cause) if is_lost(error) else f"the engine's thread died: {cause}"
             failure = EngineFailed(died)

@@ -30,7 +30,7 @@ class BadArguments(ValueError):
 class _PlainSchema(GenerateJsonSchema):
     """Without pydantic's titles, which repeat the names and cost tokens in every prompt."""
 
-    def field_title_should_be_set(self, schema: Any) -> bool:
+    def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002
         return False
 
 

@@ -273,5 +273,5 @@ def _close_quietly(session: Any) -> None:
         closing = session.close() if hasattr(session, "close") else None
         if inspect.isawaitable(closing):
             asyncio.run(_guarded(closing, where="close"))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         _log.warning("closing a session that outlived its caller raised %s", describe(error))

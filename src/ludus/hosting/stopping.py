@@ -120,7 +120,7 @@ class Watch(Stay):
                 raise outcome.error
             try:
                 proceed = partial(coroutine.send, (yield outcome))
-            except BaseException as error:  # most often a cancellation, which is for the author's code
+            except BaseException as error:  # most often a cancellation, which is for the author's code  # noqa: BLE001
                 proceed = partial(coroutine.throw, error)
 
     def look(self) -> None:
@@ -152,5 +152,5 @@ def _look(watch_ref: weakref.ref[Watch]) -> None:
 def _outcome(function: Callable[[], Any]) -> Any:
     try:
         return function()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001
         return Raised(error)

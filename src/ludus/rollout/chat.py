@@ -43,7 +43,7 @@ class Chat:
         self._newlines = "<tool_call>\\n" in self.template.source
         self._closing_glue, self.end_id, self.closes_turns = self._find_end(tokenizer.eos_token_id)
         ends = [self.end_id, tokenizer.eos_token_id, *map(self.text.control_id, _KNOWN_ENDS)]
-        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(id for id in ends if id is not None))
+        self.stop_ids: tuple[int, ...] = tuple(dict.fromkeys(end for end in ends if end is not None))
         self._first_prompts: dict[str, Transcript] = {}
 
     def transcript(self) -> Transcript:

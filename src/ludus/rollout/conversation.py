@@ -92,5 +92,5 @@ def answering(messages: Seq[Message], unanswered: Seq[str]) -> list[Message]:
     """`messages` after a result for each open call; results of no call become user messages."""
     results = {message.tool_call_id: message for message in messages if message.role == "tool"}
     loose = [message for message in messages if message.role != "tool" or message.tool_call_id not in unanswered]
-    answers = [results.get(id) or Message("tool", "not carried out", tool_call_id=id) for id in unanswered]
+    answers = [results.get(call) or Message("tool", "not carried out", tool_call_id=call) for call in unanswered]
     return [*answers, *(replace(each, role="user") if each.role == "tool" else each for each in loose)]

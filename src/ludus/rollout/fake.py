@@ -52,11 +52,11 @@ class FakePlayer:
         return self._broken
 
     def _played(self, order: Order, *, attempt: int, retry: int) -> Trajectory:
-        id, seed = session_of(order, attempt=attempt, retry=retry)
+        session_id, seed = session_of(order, attempt=attempt, retry=retry)
         reward = self._reward(order, attempt)
         if reward is None:
             stop, failure = Stop.FAILED, "EnvironmentFailed: scripted"
-            return Trajectory(id, order.task, attempt, seed, Observation(), (), (), stop, failure)
+            return Trajectory(session_id, order.task, attempt, seed, Observation(), (), (), stop, failure)
         observation = Observation(reward=reward, done=True)
         turn = Turn(0, Action("x"), observation, order.policy, order.born, num_tokens=1)
         sequence = Sequence(
@@ -66,4 +66,4 @@ class FakePlayer:
             versions=frozen_array([order.born], np.int32),
             turns=frozen_array([0], np.int32),
         )
-        return Trajectory(id, order.task, attempt, seed, Observation(), (turn,), (sequence,), Stop.DONE)
+        return Trajectory(session_id, order.task, attempt, seed, Observation(), (turn,), (sequence,), Stop.DONE)

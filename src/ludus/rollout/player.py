@@ -18,7 +18,7 @@ OnTrajectory = Callable[[Trajectory], None]
 """Called with each trajectory when it ends: a process that is killed loses no finished one."""
 
 
-def ignore(trajectory: Trajectory) -> None:
+def ignore(trajectory: Trajectory) -> None:  # noqa: ARG001
     return None
 
 

@@ -173,10 +173,10 @@ def _source(tokenizer: PreTrainedTokenizerBase, path: str) -> str:
 
 def _compiled_tail(source: str, *, given: dict[str, Any]) -> Tail | None:
     """Compiled in transformers' sandbox; `apply_chat_template` would copy every message first."""
-    compile = getattr(chat_template_utils, "_compile_jinja_template", None)
-    if compile is None:  # not a public name: without it every prompt is rendered whole
+    compiler = getattr(chat_template_utils, "_compile_jinja_template", None)
+    if compiler is None:  # not a public name: without it every prompt is rendered whole
         return None
-    sandbox: jinja2.Environment = compile(source).environment
+    sandbox: jinja2.Environment = compiler(source).environment
     rest = tail(sandbox.parse(source))
     if rest is None:
         return None

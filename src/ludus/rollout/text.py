@@ -45,12 +45,12 @@ class Text:
                 "use a model that ships a tokenizer.json"
             )
         added = backend.get_added_tokens_decoder()
-        self._control = {token.content: id for id, token in added.items() if _is_control(token)}
-        self._control_text = {id: text for text, id in self._control.items()}
+        self._control = {token.content: key for key, token in added.items() if _is_control(token)}
+        self._control_text = {key: text for text, key in self._control.items()}
         self._control_pattern = _pattern(self._control)
         self._swallows_left = {token.content for token in added.values() if token.lstrip}
         self._swallows_right = {token.content for token in added.values() if token.rstrip}
-        self._words = {token.content: id for id, token in added.items() if not _is_control(token)}
+        self._words = {token.content: key for key, token in added.items() if not _is_control(token)}
         self._words_pattern = _pattern(self._words)
         self._escapes, self._plain_of = _escape_tables(self._control)
         self._backend = backend
@@ -61,8 +61,8 @@ class Text:
         self._anchor_ids = self._rest.encode(_ANCHOR, add_special_tokens=False).ids
         self._anchor_text = backend.decode(self._anchor_ids, skip_special_tokens=False)
 
-    def is_control(self, id: int) -> bool:
-        return id in self._control_text
+    def is_control(self, token: int) -> bool:
+        return token in self._control_text
 
     def control_id(self, text: str) -> int | None:
         return self._control.get(text)
@@ -110,13 +110,13 @@ class Text:
 
     def _runs(self, ids: Sequence[int]) -> Iterator[tuple[str, bool]]:
         run: list[int] = []
-        for id in ids:
-            if id in self._control_text:
+        for token in ids:
+            if token in self._control_text:
                 yield self._decode_run(run), False
-                yield self._control_text[id], True
+                yield self._control_text[token], True
                 run = []
             else:
-                run.append(id)
+                run.append(token)
         yield self._decode_run(run), False
 
     def _decode_run(self, ids: list[int]) -> str:
@@ -171,10 +171,10 @@ def _plain_backends(backend: Tokenizer, *, control: dict[str, int]) -> tuple[Tok
     settings.update(added_tokens=[], post_processor=None, truncation=None, padding=None)
     plain = Tokenizer.from_str(json.dumps(settings))
 
-    def reaches(text: str, id: int) -> bool:
-        return any(id in plain.encode(each, add_special_tokens=False).ids for each in (text, f"a{text}a"))
+    def reaches(text: str, token: int) -> bool:
+        return any(token in plain.encode(each, add_special_tokens=False).ids for each in (text, f"a{text}a"))
 
-    if reachable := [text for text, id in control.items() if reaches(text, id)]:
+    if reachable := [text for text, token in control.items() if reaches(text, token)]:
         _forget(settings["model"], reachable)
         plain = Tokenizer.from_str(json.dumps(settings))
     return plain, _without_first_space(settings) or plain
@@ -184,7 +184,7 @@ def _forget(model: dict[str, Any], texts: list[str]) -> None:
     """Removes control tokens that a vocabulary also lists as ordinary entries."""
     gone = set(texts) - {model.get("unk_token")}
     if isinstance(model["vocab"], dict):
-        model["vocab"] = {text: id for text, id in model["vocab"].items() if text not in gone}
+        model["vocab"] = {text: token for text, token in model["vocab"].items() if text not in gone}
     else:  # Unigram: an id is a position, so the entry stays and can never match
         nothing = "\U0010ffff" * 8
         model["vocab"] = [

@@ -198,8 +198,8 @@ def _call(entry: Any) -> ToolCall:
         arguments = _nested(arguments)
     if not isinstance(arguments, Mapping):
         raise _Unreadable(f'"arguments" must be an object, got {_quote(json.dumps(arguments))}.')
-    id = entry.get("id")
-    return ToolCall(name, dict(arguments), id if isinstance(id, str) else "")
+    call_id = entry.get("id")
+    return ToolCall(name, dict(arguments), call_id if isinstance(call_id, str) else "")
 
 
 def _nested(text: str) -> Any:

@@ -29,7 +29,7 @@ class Budget:
         """`tokens` 0: measure it."""
         self.tokens = tokens or FIRST_TOKENS
         self.found = bool(tokens) or device.type != "cuda"
-        self.on_event = on_event or (lambda kind, **fields: None)
+        self.on_event = on_event or (lambda kind, **fields: None)  # noqa: ARG005
         self._device = device
         self._trying = (0, 0)
 

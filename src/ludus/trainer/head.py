@@ -61,7 +61,7 @@ class _Pieces(torch.autograd.Function):
         return logprobs, entropies
 
     @staticmethod
-    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Any, ...]:
         hidden, weight, bias, targets, sums, entropies = ctx.saved_tensors
         if by_logprob is None:
             by_logprob = torch.zeros_like(sums)

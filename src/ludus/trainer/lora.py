@@ -81,7 +81,7 @@ def export(folder: str | Path, *, model: PreTrainedModel, tokenizer: PreTrainedT
         return save_model(folder, model=model, tokenizer=tokenizer)
     save_model(folder, model=model, tokenizer=tokenizer, tensors=merged_tensors(model))
     with written_whole(folder / "adapter") as aside:
-        settings: Any = model.peft_config[ADAPTER]  # type: ignore[index]
+        settings: Any = model.peft_config[ADAPTER]
         settings.base_model_name_or_path = model.config._name_or_path
         settings.inference_mode = True
         settings.save_pretrained(str(aside))

@@ -105,7 +105,7 @@ def _from_json(kind: type, value: Any) -> Any:
     try:
         dtype, shape, text = value
         numbers = np.frombuffer(binascii.a2b_base64(text), np.dtype(dtype)).reshape(shape)
-    except Exception as error:  # numpy raises a SyntaxError too
+    except Exception as error:  # numpy raises a SyntaxError too  # noqa: BLE001
         raise ValueError(f"expected dtype, shape and base64 of an array: {describe(error)}") from None
     return array(numbers.dtype.char, numbers.tobytes()) if kind is array else numbers
 

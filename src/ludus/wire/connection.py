@@ -114,7 +114,7 @@ class Connection:
             raise
         except ConfigError as error:
             reason = str(error)
-        except Exception as error:  # every transport has its own error for its end
+        except Exception as error:  # every transport has its own error for its end  # noqa: BLE001
             reason = f"the connection ended ({type(error).__name__}: {error})".replace("\n", " ")
         finally:
             self._end(reason)
@@ -136,7 +136,7 @@ class Connection:
                 if not self._outbox:
                     self._has_mail.clear()
                 await self._transport.send(b"[" + b",".join(mail) + b"]")
-        except Exception:
+        except Exception:  # noqa: BLE001
             await self._transport.close()  # then `run` ends everything
 
     def _read(self, frame: bytes | str) -> None:
@@ -158,7 +158,7 @@ class Connection:
             if not inspect.isawaitable(result):
                 self._reply(Envelope(id=envelope.id, body=_packed(result)))
                 return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             self._reply(Envelope(id=envelope.id, error=fault_of(error)))
             return
         if not isinstance(result, asyncio.Future):
@@ -181,7 +181,7 @@ class Connection:
         except asyncio.CancelledError:
             cancelled = Fault("WorkerLost", "the call was cancelled on the other end", 503)
             self._reply(Envelope(id=number, error=cancelled))
-        except BaseException as error:  # the handler's, or of a body that is not JSON or too large
+        except BaseException as error:  # the handler's, or of a body that is not JSON or too large  # noqa: BLE001
             self._reply(Envelope(id=number, error=fault_of(error)))
 
     def _reply(self, envelope: Envelope) -> None:

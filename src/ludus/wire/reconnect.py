@@ -119,7 +119,7 @@ class ReconnectingConnection:
             if error.response.status_code in (401, 403):
                 raise ControllerFailed(_refused(self.peer, token=self._token), status=401) from None
             raise
-        self._connection = Connection(websocket, handlers=self._handlers, peer=self.peer)  # type: ignore[arg-type]
+        self._connection = Connection(websocket, handlers=self._handlers, peer=self.peer)
         running = asyncio.create_task(self._connection.run())
         self._running.add(running)
         running.add_done_callback(self._running.discard)

@@ -107,7 +107,7 @@ class BabyAI:
                 self.bot = bot or make(self.grid)
                 self.advice = int(self.bot.replan(last))
                 return
-            except Exception:
+            except Exception:  # noqa: BLE001
                 self.bot, self.advice = None, None
 
     def _look(self) -> str:
@@ -200,6 +200,6 @@ def level_ids() -> dict[str, str]:
     except ImportError as error:
         missing = f"babyai needs minigrid, which is not installed ({error})"
         raise ConfigError(f'{missing}: pip install "ludus[worlds]"') from None
-    roomgrid_level.print = lambda *_: None  # type: ignore[attr-defined]  # it prints every mission that it rejects
+    roomgrid_level.print = lambda *_: None  # it prints every mission that it rejects
     names = (name for name in gymnasium.registry if name.startswith("BabyAI-"))
     return {name.removeprefix("BabyAI-").rpartition("-")[0]: name for name in names}

@@ -141,7 +141,7 @@ class Worker:
         await (self.hosting.kill() if self._forced.is_set() else self.hosting.close())
 
     async def _serve_client(self, websocket: ServerConnection) -> None:
-        await Connection(websocket, handlers=self._handlers(trusted=False), peer="a client").run()  # type: ignore[arg-type]
+        await Connection(websocket, handlers=self._handlers(trusted=False), peer="a client").run()
 
     def _handlers(self, *, trusted: bool) -> dict[str, Handler]:
         """`trusted`: for the controller, which may omit keys and give orders."""
@@ -178,7 +178,7 @@ class Worker:
         # no pings: heartbeats do that
         async with websocket_to(self._url, token=self._token, ping_interval=None) as websocket:
             handlers = self._handlers(trusted=True)
-            connection = Connection(websocket, handlers=handlers, peer="the controller")  # type: ignore[arg-type]
+            connection = Connection(websocket, handlers=handlers, peer="the controller")
             running = asyncio.create_task(connection.run())
             try:
                 await self._register(connection, websocket)

@@ -239,7 +239,7 @@ class RolloutProcess:
         playing.trajectories.append(played.trajectory)
         try:
             playing.on_trajectory(played.trajectory)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001
             self._break(error)
 
     def _note(self, stats: PlayerStats) -> None:

@@ -85,11 +85,11 @@ def use_packed_attention(model: PreTrainedModel) -> None:
 
 
 def _attend(
-    module: torch.nn.Module,
+    module: torch.nn.Module,  # noqa: ARG001
     query: Tensor,  # (B, heads, N, head_dim)
     key: Tensor,  # (B, key_value_heads, N, head_dim)
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001
     *,
     scaling: float | None = None,
     segments: Segments | None = None,

@@ -85,7 +85,7 @@ class _TreeAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor | None, ...]:
         from ludus.models.kernels import tree as tree_kernels
 
         out, sums, query, key, value = ctx.saved_tensors

@@ -25,7 +25,7 @@ class AddRmsNorm(torch.autograd.Function):
         return summed, normed
 
     @staticmethod
-    def backward(ctx: Any, by_summed: Tensor, by_normed: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, by_summed: Tensor, by_normed: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
         of_summed, of_weight = training_kernels.rms_norm_backward(
             by_normed, *ctx.saved_tensors, eps=ctx.eps, by_summed=by_summed, weighs=ctx.needs_input_grad[2]
         )
@@ -44,7 +44,7 @@ class Projected(torch.autograd.Function):
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         dx, parts = _of_projections(dy, *ctx.saved_tensors, sizes=ctx.sizes, has_bias=ctx.has_bias)
         return dx, None, None, *parts
 
@@ -107,7 +107,7 @@ class SiluTimes(torch.autograd.Function):
         return kernels.silu_times(gate, up).view(*given[0].shape[:-1], gate.shape[-1])
 
     @staticmethod
-    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, by_out: Tensor) -> tuple[Tensor, ...]:
         given = ctx.saved_tensors
         found = tuple(torch.empty_like(each) for each in given)
         training_kernels.silu_times_backward(by_out, *_gate_and_up(given), into=_gate_and_up(found))

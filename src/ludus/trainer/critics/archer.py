@@ -104,7 +104,7 @@ class Archer:
         q, v = np.mean(losses, axis=0)
         self._metrics = {"archer_q_loss": float(q), "archer_v_loss": float(v), "archer_replay": float(len(replay))}
 
-    def step(self, batch: Batch) -> dict[str, float]:
+    def step(self, batch: Batch) -> dict[str, float]:  # noqa: ARG002
         """Return the metrics of the updates that `values` made."""
         return self._metrics
 

@@ -166,7 +166,7 @@ def _network(size: int) -> nn.Sequential:
 
 def _update(optimizer: AdamW, loss: Tensor) -> None:
     optimizer.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
 
 

@@ -95,7 +95,7 @@ class ValueCritic:
             target = _targets(part, device=self._model.device)
             losses = value_losses(self._values(hidden), target["values"], target["returns"], clip=self._config.clip)
             loss = (target["weights"] * losses).sum()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             total += loss.detach()
         norm = torch.nn.utils.clip_grad_norm_(self.learning.parameters(), self._trainer.max_grad_norm)
         return float(total), float(norm)

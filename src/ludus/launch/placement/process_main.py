@@ -1,4 +1,4 @@
-"""A rollout process: `python -m ludus.launch.placement.process_main FD PARENT`, started by processes.py.
+"""A rollout process, started by processes.py: `python -m ludus.launch.placement.process_main FD PARENT`.
 
 Promise: it ends when the run does. A failure during its setup is the answer to the run's first call.
 """
@@ -18,13 +18,12 @@ from ludus.config import parse_config
 from ludus.engines.linked import LinkedEngine
 from ludus.errors import EnvironmentFailed, LudusError, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.context import make_chat
+from ludus.launch.context import make_chat, make_player
 from ludus.launch.environments import make_client
 from ludus.launch.placement.processes import Play, Played, Setup, not_plain
 from ludus.launch.policies import Endpoints
 from ludus.models.loading.load import load_tokenizer
 from ludus.processes.parent import parent_socket
-from ludus.rollout.context import RolloutContext
 from ludus.rollout.player import LocalPlayer
 from ludus.types import Trajectory
 from ludus.wire.connection import Connection, Handler
@@ -54,16 +53,13 @@ class RolloutServer:
         endpoints = Endpoints(config.cross_policy)
         self._closing.push_async_callback(endpoints.close)
         chat = make_chat(config, load_tokenizer(setup.model_folder))
-        context = RolloutContext(
-            client,
-            endpoints.sampler(LinkedEngine(self._connection), chat=chat),
-            chat,
-            config.rollout,
+        self._player = make_player(
+            config,
+            client=client,
+            sampler=endpoints.sampler(LinkedEngine(self._connection), chat=chat),
+            chat=chat,
             max_turns=setup.max_turns,
-            draw=config.cross_policy.draw,
-            seed=config.seed,
         )
-        self._player = LocalPlayer(context)
         self._closing.enter_context(rarely_collected())
         reporting = asyncio.create_task(self._report(self._player))
         self._closing.callback(reporting.cancel)
@@ -95,12 +91,8 @@ async def serve(end: socket.socket) -> None:
     await RolloutServer(await StreamTransport.over(end)).run()
 
 
-def main() -> None:
+if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     with suppress(EOFError):
         asyncio.run(serve(parent_socket(sys.argv)))
     os._exit(0)  # threads of an environment's author must not keep it
-
-
-if __name__ == "__main__":
-    main()

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every kind of run has: environments, each started once, and the client that reaches them."""
+    """What every kind of run has: environments, each started once, and their client."""
 
     config: RunConfig
     environments: Mapping[str, Described]
@@ -56,9 +56,8 @@ class RunContext:
     @property
     def max_turns(self) -> dict[str, int]:
         """The run file's limit by environment, else the environment's own."""
-        chosen = {
-            name: self.config.environments[name].max_turns or e.max_turns for name, e in self.environments.items()
-        }
+        sections = self.config.environments
+        chosen = {name: sections[name].max_turns or each.max_turns for name, each in self.environments.items()}
         return {name: turns for name, turns in chosen.items() if turns}
 
     async def tasks(self, split: str) -> dict[str, list[Task]]:
@@ -92,7 +91,7 @@ class ModelContext(RunContext):
 
 
 async def make_run_context(config: RunConfig, *, folder: Path, split: str = "train") -> RunContext:
-    """Start a session of `split` in each environment. Logs of the run's own workers go to `folder`."""
+    """Start a session of `split` in each environment. Logs of the run's workers go to `folder`."""
     client = await make_client(config, folder=folder)
     try:
         environments = client.environments()

@@ -5,7 +5,7 @@ Promise of `ludus eval`: no finished attempt is played again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from ludus.config import RunConfig
@@ -13,24 +13,43 @@ from ludus.errors import ConfigError
 from ludus.evaluation.evaluate import evaluate, to_report
 from ludus.evaluation.page import write_evaluation
 from ludus.launch.context import RunContext, preparing
-from ludus.launch.subject import LossWatch, Subject, finished, playing
+from ludus.launch.subject import finished, playing
 from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.types import CURRENT, Task, Trajectory
 
 
 async def evaluate_policy(
-    context: RunContext, player: Player, *, recorder: Recorder, version: int, policy: str
+    context: RunContext,
+    player: Player,
+    *,
+    recorder: Recorder,
+    version: int,
+    policy: str = CURRENT,
+    known: Iterable[Trajectory] = (),
 ) -> dict[str, Any]:
-    """Play the held-out tasks with `policy`; record and return the report."""
-    trajectories = await _play(context, player, recorder=recorder, version=version, policy=policy)
-    report = to_report(trajectories, version=version)
-    recorder.evaluation(version, report)
-    return report
+    """Play the held-out tasks with `policy`, except the attempts in `known`; return the report."""
+    settings = context.config.evaluation
+
+    def record(trajectory: Trajectory) -> None:
+        recorder.trajectory(trajectory, step=version, group_id=trajectory.task.id, split=settings.split)
+
+    trajectories = await evaluate(
+        await held_out(context),
+        player=player,
+        attempts=settings.attempts,
+        seed=context.config.seed,
+        prefix=f"eval-{version}",
+        policy=policy,
+        temperature=settings.temperature,
+        on_trajectory=record,
+        finished=known,
+    )
+    return to_report(trajectories, version=version)
 
 
 async def held_out(context: RunContext) -> list[Task]:
-    """The tasks of `evaluation.split`. Also called at the start, where an empty split is refused."""
+    """The tasks of `evaluation.split`. Called at the start too, where an empty split is refused."""
     settings = context.config.evaluation
     tasks = await context.tasks(settings.split)
     for name, listed in tasks.items():
@@ -51,55 +70,10 @@ async def evaluate_model(config: RunConfig, *, listeners: Iterable[Listener] = (
         num, keys = len(tasks) * attempts, {(task.id, attempt) for task in tasks for attempt in range(attempts)}
         known = {key: each for each in finished(folder) if (key := (each.task.id, each.attempt)) in keys}
         recorder.event("evaluating", total=num, finished=len(known), split=split)
-        trajectories = await _play(
-            context, subject.player, recorder=recorder, version=0, known=known.values(), watch=LossWatch()
-        )
-        report = to_report(trajectories, version=0)
+        report = await evaluate_policy(context, subject.player, recorder=recorder, version=0, known=known.values())
         if len(known) < num or not folder.evaluations():
             recorder.evaluation(0, report)
-    write_evaluation(folder, report, about=_about(config, subject))
+    settings = config.evaluation.model_dump(include={"split", "attempts", "num_tasks", "temperature"})
+    player = {"model": subject.name, "endpoint": config.engine.url, "words": subject.words}
+    write_evaluation(folder, report, about={**player, **settings, "seed": config.seed})
     return report
-
-
-async def _play(
-    context: RunContext,
-    player: Player,
-    *,
-    recorder: Recorder,
-    version: int,
-    policy: str = CURRENT,
-    known: Iterable[Trajectory] = (),
-    watch: Callable[[Trajectory], None] | None = None,
-) -> list[Trajectory]:
-    settings = context.config.evaluation
-
-    def record(trajectory: Trajectory) -> None:
-        recorder.trajectory(trajectory, step=version, group_id=trajectory.task.id, split=settings.split)
-        if watch is not None:
-            watch(trajectory)
-
-    return await evaluate(
-        await held_out(context),
-        player=player,
-        attempts=settings.attempts,
-        seed=context.config.seed,
-        prefix=f"eval-{version}",
-        policy=policy,
-        temperature=settings.temperature,
-        on_trajectory=record,
-        finished=known,
-    )
-
-
-def _about(config: RunConfig, subject: Subject) -> dict[str, Any]:
-    settings = config.evaluation
-    return {
-        "model": subject.name,
-        "endpoint": config.engine.url,
-        "words": subject.words,
-        "split": settings.split,
-        "attempts": settings.attempts,
-        "num_tasks": settings.num_tasks,
-        "temperature": settings.temperature,
-        "seed": config.seed,
-    }

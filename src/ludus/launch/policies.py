@@ -1,15 +1,15 @@
 """Policies that sample beside the current one: an older copy, the first model, models at endpoints.
 
-Promise: each is loaded, or has answered, before the first session. A copy is refreshed when it is due,
-and after a resume it is as old as it would have been.
+Promise: each is loaded, or has answered, before the first session. A copy is refreshed when it is
+due, and after a resume it is as old as it would have been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from transformers import PreTrainedModel
 
 from ludus.config import CrossPolicyConfig
 from ludus.engines.chat_server import ChatServer
@@ -20,6 +20,7 @@ from ludus.launch.context import ModelContext, RunContext
 from ludus.rollout.chat import Chat
 from ludus.rollout.sampler import ChatSampler, PolicySampler, Sampler
 from ludus.trainer.checkpoint import Checkpoint
+from ludus.trainer.state import named_tensors
 from ludus.types import Sampling
 from ludus.weights.channel import Snapshot, Source
 
@@ -82,12 +83,12 @@ class Copies:
         self._stale: Snapshot | None = None
 
     async def prepare(
-        self, *, version: int, source: Source, checkpoint: Checkpoint | None, start: Callable[[], Mapping[str, Tensor]]
+        self, *, version: int, source: Source, checkpoint: Checkpoint | None, first: Callable[[], PreTrainedModel]
     ) -> None:
-        """`version` on `source` is current; `start` returns the weights that the run began with."""
+        """`version` on `source` is current; `first` loads the model that the run began with."""
         if self._config.reference:
-            first = Snapshot(0, start()) if version else source
-            await self._engine.add_policy(REFERENCE, version=0, source=first)
+            reference = Snapshot(0, named_tensors(first())) if version else source
+            await self._engine.add_policy(REFERENCE, version=0, source=reference)
         if self._config.stale:
             saved = None if checkpoint is None else self._saved(checkpoint)
             self._stale = saved or Snapshot(version, source.fetch(version))

@@ -1,4 +1,4 @@
-"""The runs of `ludus eval` and `ludus collect`: a model of ours, one behind an endpoint, or solvers play.
+"""The runs of `ludus eval` and `ludus collect`, played by a model, an endpoint or solvers.
 
 Promise: a model that cannot answer is found at the start, before a session is played. After any
 interruption the same command resumes.
@@ -55,7 +55,7 @@ async def playing(
     collects = kind == "collecting"
     folder = _open(config, kind, same={"solver": solver, "split": split} if collects else {})
     trajectories = config.store.trajectories or collects
-    with Recorder(folder, trajectories=trajectories, listeners=listeners) as recorder:
+    with Recorder(folder, trajectories=trajectories, listeners=[*listeners, _LossWatch()]) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
                 subject = await _subject(config, folder=folder.path, split=split, solver=solver, closing=closing)
@@ -131,13 +131,16 @@ def finished(folder: RunFolder) -> list[Trajectory]:
     return [each for each in stored if each.stop.scored]
 
 
-class LossWatch:
-    """Raises EngineLost when too many sessions in a row could not reach their model."""
+class _LossWatch:
+    """Listener: raises EngineLost when too many sessions in a row could not reach their model."""
 
     def __init__(self) -> None:
         self._lost = 0
 
-    def __call__(self, trajectory: Trajectory) -> None:
+    def __call__(self, kind: str, fields: Mapping[str, Any]) -> None:
+        if kind != "trajectory":
+            return
+        trajectory: Trajectory = fields["trajectory"]
         self._lost = self._lost + 1 if trajectory.failure.startswith(f"{EngineLost.__name__}:") else 0
         if self._lost >= MAX_LOST:
             raise EngineLost(

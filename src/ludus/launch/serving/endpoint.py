@@ -44,8 +44,8 @@ MAX_TOKENS = 256
 
 
 class Request(BaseModel):
-    """The fields of both kinds of completion. An unknown field is refused, because an ignored sampling
-    option would change the tokens; fields at their default are accepted."""
+    """The fields of both kinds of completion. An unknown field is refused, because an ignored
+    sampling option would change the tokens; fields at their default are accepted."""
 
     model_config = ConfigDict(extra="forbid")
 

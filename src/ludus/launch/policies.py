@@ -110,7 +110,7 @@ class Copies:
     def _saved(self, checkpoint: Checkpoint) -> Snapshot:
         try:
             return Snapshot(int(checkpoint.state["policies"]["stale_version"]), checkpoint.tensors(STALE))
-        except (KeyError, OSError):
+        except (KeyError, OSError, CheckpointFailed):
             raise CheckpointFailed(
                 f"{checkpoint.folder} holds no stale policy, but cross_policy.stale is {self._config.stale}. "
                 "Resume with the settings that the run was started with."

@@ -25,8 +25,7 @@ from ludus.types import Completion, Sequence, Trajectory
 
 async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
     """Clone into config.model; return where it is exported, and the trajectories' success."""
-    # before the run's name is taken
-    given = _wanted(_given(config), config) if config.sft.trajectories else None
+    given = _given(config) if config.sft.trajectories else None  # before the run's name is taken
     folder = RunFolder.create(config)
     listeners = [*trackers_of(config.store, folder), *listeners]
     with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
@@ -73,8 +72,8 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
 
 
 def _given(config: RunConfig) -> list[Trajectory]:
-    """Trajectories of a run, by its folder or name, or of one file. Only those of split train: a
-    clone of held-out tasks could not be evaluated on them."""
+    """Wanted trajectories of a run, by its folder or name, or of one file. Only those of split
+    train: a clone of held-out tasks could not be evaluated on them."""
     source = config.sft.trajectories
     if Path(source).is_file():
         stored: Iterable[StoredTrajectory] = map(stored_from_dict, read_lines(Path(source), report=warn))
@@ -89,7 +88,7 @@ def _given(config: RunConfig) -> list[Trajectory]:
             f"sft.trajectories {source!r} holds trajectories of split {', '.join(sorted(others))} alone, which are held "
             "out; expected some of split train, which `ludus collect` stores by default"
         )
-    return found
+    return _wanted(found, config)
 
 
 async def solver_trajectories(context: ModelContext) -> list[Trajectory]:

@@ -5,8 +5,8 @@
                   clone    into the run's first model, as [sft] says: the policy of the next round
 
 Cloning always starts from the first model, so that a round's model depends on the kept trajectories
-alone. A round that keeps nothing new leaves the policy unchanged. Left out: weighting by reward, and
-the published first data set of experts (`ludus sft` first takes its place).
+alone. A round that keeps nothing new leaves the policy unchanged. Left out: weighting by reward,
+and the published first data set of experts (`ludus sft` first takes its place).
 """
 
 from __future__ import annotations

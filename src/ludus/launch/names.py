@@ -1,8 +1,8 @@
 """What `--model` and `--environments` may name, as keys of a run.
 
 A model is a folder in Hugging Face format, a pulled model, a hub name, a run (its export, else its
-newest checkpoint), a checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint is
-played in tokens where its tokenizer is named too, else in text.
+newest checkpoint), a checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint
+is played in tokens where its tokenizer is named too, else in text.
 """
 
 from __future__ import annotations

@@ -50,12 +50,8 @@ async def placed(
             with preparing(folder):
                 context = await make_model_context(config, folder=folder.path)
                 closing.push_async_callback(context.client.close)
-                placement = await _place(context, folder=folder)
+                num = config.pipeline.processes(on_gpu=context.devices.engine.type == "cuda")
+                # processes start at once, while models are loaded
+                placement = await Processes.start(context, folder=folder.path, num=num) if num else Here(context)
                 closing.push_async_callback(placement.close)
             yield recorder, context, placement
-
-
-async def _place(context: ModelContext, *, folder: RunFolder) -> Placement:
-    """The placement of the run file. Processes start at once, while models are loaded."""
-    num = context.config.pipeline.processes(on_gpu=context.devices.engine.type == "cuda")
-    return await Processes.start(context, folder=folder.path, num=num) if num else Here(context)

@@ -58,12 +58,14 @@ async def playing(
     with Recorder(folder, trajectories=trajectories, listeners=[*listeners, _LossWatch()]) as recorder:
         async with AsyncExitStack() as closing:
             with preparing(folder):
-                subject = await _subject(config, folder=folder.path, split=split, solver=solver, closing=closing)
+                subject = await make_subject(config, folder=folder.path, split=split, solver=solver, closing=closing)
             yield recorder, subject
         recorder.event("finished", version=0)
 
 
-async def _subject(config: RunConfig, *, folder: Path, split: str, solver: bool, closing: AsyncExitStack) -> Subject:
+async def make_subject(
+    config: RunConfig, *, folder: Path, split: str, solver: bool, closing: AsyncExitStack
+) -> Subject:
     """The run file's model, or the environments' own solvers, for which no model is loaded."""
     words = "text" if solver or config.engine.kind == "chat" else "tokens"
     make = make_model_context if words == "tokens" else make_run_context

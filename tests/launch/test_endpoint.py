@@ -96,7 +96,7 @@ def test_a_conversation_with_calls_and_results_goes_on(url):
         ("/completions", {"prompt": [1], "stop": ["x"]}, 422, "stop"),
         ("/completions", {"prompt": [10**9]}, 503, "ids from"),
         ("/completions", {"prompt": [1], "model": "gpt-9"}, 400, "not served here"),
-        ("/completions", {"prompt": [1] * 100_000}, 400, "this endpoint holds"),
+        ("/completions", {"prompt": [1] * 100_000}, 400, "this endpoint allows"),
         ("/chat/completions", {"messages": []}, 422, "messages"),
         ("/chat/completions", {"messages": [{"role": "wizard", "content": "?"}]}, 400, "wizard"),
         ("/chat/completions", {"messages": ASKED, "tools": [{}]}, 400, "a tool is"),
@@ -176,6 +176,8 @@ def test_with_a_key_only_who_bears_it_is_answered_and_health_needs_none(header, 
     class Served:
         def models(self):
             return {"data": []}
+
+        complete = chat = models
 
     async def asked():
         transport = httpx.ASGITransport(make_app(Served(), key="k"))

@@ -82,7 +82,7 @@ def test_the_token_comes_from_the_environment_or_a_file_and_is_never_part_of_the
     assert read_token(config) == "secret-2"
     assert "secret" not in dump_config(config)
     file.write_text("two words")
-    with pytest.raises(ConfigError, match="holds 2 words; expected the token alone"):
+    with pytest.raises(ConfigError, match="holds 2 words; expected one token"):
         read_token(config)
     file.unlink()
     with pytest.raises(ConfigError, match=r"token_file .* cannot be read"):

@@ -1,9 +1,8 @@
-"""`ludus sft`: a warm start. Trajectories of solvers, or of an earlier run, are cloned into the model, which is exported."""
+"""`ludus sft`, a warm start: clones trajectories of solvers or of an earlier run into the model."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,35 +24,36 @@ from ludus.types import Completion, Sequence, Trajectory
 
 
 async def sft(config: RunConfig, *, listeners: Iterable[Listener] = ()) -> dict[str, Any]:
-    """Clone into config.model and export to the run folder; return where, and the cloned trajectories' success."""
-    given = _wanted(_given(config), config) if config.sft.trajectories else None  # before the run's name is taken
+    """Clone into config.model; return where it is exported, and the trajectories' success."""
+    given = _given(config) if config.sft.trajectories else None  # before the run's name is taken
     folder = RunFolder.create(config)
     listeners = [*trackers_of(config.store, folder), *listeners]
     with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
         with preparing(folder):
             context = await make_model_context(config, folder=folder.path)
         try:
-            trajectories = given or _wanted(await _played(context, recorder), config)
+            played = [] if given else await solver_trajectories(context)
+            for trajectory in played:
+                recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
         finally:
             await context.client.close()
-        sequences = [sequence for trajectory in trajectories for sequence in sequences_of(trajectory, context.chat)]
+        trajectories = given or _wanted(played, config)
+        sequences = [sequence for each in trajectories for sequence in sequences_of(each, context.chat)]
         recorder.event("cloning", trajectories=len(trajectories), steps=config.sft.steps)
+
+        def record(step: int, metrics: dict[str, float]) -> None:
+            recorder.metrics(step + 1, {f"optimizer/{name}": value for name, value in metrics.items()})
+
         placement = Here(context)
         try:
             trainer = await placement.cloner()
-            metrics = await clone(
-                trainer, sequences, config=config.sft, seed=config.seed, on_step=partial(_record, recorder)
-            )
+            metrics = await clone(trainer, sequences, config=config.sft, seed=config.seed, on_step=record)
             export = await trainer.export(folder.export)
         finally:
             await placement.close()
         recorder.event("finished", version=0)
         success = sum(trajectory.success for trajectory in trajectories) / len(trajectories)
         return {"export": str(export), "loss": metrics["loss"], "trajectories": len(trajectories), "success": success}
-
-
-def _record(recorder: Recorder, step: int, metrics: dict[str, float]) -> None:
-    recorder.metrics(step + 1, {f"optimizer/{name}": value for name, value in metrics.items()})
 
 
 def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajectory]:
@@ -71,20 +71,14 @@ def _wanted(trajectories: list[Trajectory], config: RunConfig) -> list[Trajector
     return wanted
 
 
-async def _played(context: ModelContext, recorder: Recorder) -> list[Trajectory]:
-    played = await solver_trajectories(context)
-    for trajectory in played:
-        recorder.trajectory(trajectory, step=0, group_id=trajectory.id)
-    return played
-
-
 def _given(config: RunConfig) -> list[Trajectory]:
+    """Wanted trajectories of a run, by its folder or name, or of one file. Only those of split
+    train: a clone of held-out tasks could not be evaluated on them."""
     source = config.sft.trajectories
-    return _of_train(_stored(source, root=config.store.folder), source=source)
-
-
-def _of_train(stored: Iterable[StoredTrajectory], *, source: str) -> list[Trajectory]:
-    """Trajectories of split train alone: a clone of held-out tasks could not be evaluated on them."""
+    if Path(source).is_file():
+        stored: Iterable[StoredTrajectory] = map(stored_from_dict, read_lines(Path(source), report=warn))
+    else:
+        stored = RunFolder.open(source, root=config.store.folder).read_trajectories()
     found, others = list[Trajectory](), set[str]()
     for each in stored:
         found += [each.trajectory] if each.split == "train" else []
@@ -94,18 +88,11 @@ def _of_train(stored: Iterable[StoredTrajectory], *, source: str) -> list[Trajec
             f"sft.trajectories {source!r} holds trajectories of split {', '.join(sorted(others))} alone, which are held "
             "out; expected some of split train, which `ludus collect` stores by default"
         )
-    return found
-
-
-def _stored(source: str, *, root: str) -> Iterable[StoredTrajectory]:
-    """Trajectories of a run, by its folder or name, or of one file."""
-    if Path(source).is_file():
-        return [stored_from_dict(record) for record in read_lines(Path(source), report=warn)]
-    return RunFolder.open(source, root=root).read_trajectories()
+    return _wanted(found, config)
 
 
 async def solver_trajectories(context: ModelContext) -> list[Trajectory]:
-    """Trajectories of the environments' solvers on train tasks, with the run file's share of mistakes."""
+    """Trajectories of the environments' solvers on train tasks, with the run file's mistakes."""
     config = context.config
     player = context.player(SolverSampler(mistakes=config.sft.mistakes, chat=context.chat))
     orders = plan_orders(await context.tasks("train"), config=config, num=config.sft.num_trajectories, prefix="solver")
@@ -117,8 +104,7 @@ def sequences_of(trajectory: Trajectory, chat: Chat) -> tuple[Sequence, ...]:
 
     It is encoded again, so that another model's trajectories can be cloned too."""
     transcript = chat.transcript()
-    prompt: Any = (trajectory.start.messages, trajectory.start.tools or ())
-    transcript.start(*prompt)
+    transcript.start(trajectory.start.messages, trajectory.start.tools or ())
     for turn in trajectory.turns:
         if turn.action.problem:
             break

@@ -43,20 +43,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every kind of run has: its environments, each started once, and the client that reaches them."""
+    """What every kind of run has: environments, each started once, and their client."""
 
     config: RunConfig
     environments: Mapping[str, Described]
     client: Client
     first: Mapping[str, Observation]
     """The first observation of each environment."""
+    chat: Chat | None = None
+    """None where sessions answer in text."""
 
     @property
     def max_turns(self) -> dict[str, int]:
         """The run file's limit by environment, else the environment's own."""
-        chosen = {
-            name: self.config.environments[name].max_turns or e.max_turns for name, e in self.environments.items()
-        }
+        sections = self.config.environments
+        chosen = {name: sections[name].max_turns or each.max_turns for name, each in self.environments.items()}
         return {name: turns for name, turns in chosen.items() if turns}
 
     async def tasks(self, split: str) -> dict[str, list[Task]]:
@@ -64,49 +65,33 @@ class RunContext:
         return {name: await _tasks(self.client, name, split=split, limit_s=limit_s) for name in self.environments}
 
     def player(self, sampler: Sampler) -> LocalPlayer:
-        """A player in this process, whose sessions answer in text."""
-        return LocalPlayer(self._rollout(sampler, chat=None))
-
-    def _rollout(self, sampler: Sampler, *, chat: Chat | None) -> RolloutContext:
-        config = self.config
-        return RolloutContext(
-            self.client,
-            sampler,
-            chat,
-            config.rollout,
-            max_turns=self.max_turns,
-            draw=config.cross_policy.draw,
-            seed=config.seed,
-        )
+        """A player in this process."""
+        return make_player(self.config, client=self.client, sampler=sampler, chat=self.chat, max_turns=self.max_turns)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelContext(RunContext):
     """A run with a model whose tokens are known: training, cloning, evaluating."""
 
-    tokenizer: PreTrainedTokenizerBase
     chat: Chat
+    tokenizer: PreTrainedTokenizerBase
     model_folder: str
     devices: Devices
     dtype: torch.dtype
     probe_ids: list[int]
     """A real first prompt, long enough to go through every layer's attention."""
 
-    def load_model(self, *, device: torch.device | None = None) -> PreTrainedModel:
-        """The run's model, on the trainer's device unless another is given."""
-        return load_model(self.model_folder, device=device or self.devices.trainer, dtype=self.dtype)
+    def load_model(self) -> PreTrainedModel:
+        """The run's model, on the trainer's device."""
+        return load_model(self.model_folder, device=self.devices.trainer, dtype=self.dtype)
 
     @property
     def probe_tolerance(self) -> float:
         return self.config.pipeline.probe_tolerance or (1e-3 if self.dtype == torch.float32 else 0.25)
 
-    def player(self, sampler: Sampler) -> LocalPlayer:
-        """A player in this process, whose sessions are in the model's tokens."""
-        return LocalPlayer(self._rollout(sampler, chat=self.chat))
-
 
 async def make_run_context(config: RunConfig, *, folder: Path, split: str = "train") -> RunContext:
-    """Start a session of `split` in each environment. The logs of the run's own workers go to `folder`."""
+    """Start a session of `split` in each environment. Logs of the run's workers go to `folder`."""
     client = await make_client(config, folder=folder)
     try:
         environments = client.environments()
@@ -121,30 +106,30 @@ async def make_model_context(config: RunConfig, *, folder: Path, split: str = "t
     """As `make_run_context`, with the model's tokenizer. `tiny` is written to `folder`."""
     run = await make_run_context(config, folder=folder, split=split)
     try:
-        return await _with_model(run, folder=folder)
+        devices = devices_of(config)
+        model_folder = config.model.name
+        if model_folder == "tiny":
+            max_chars = config.rollout.max_observation_chars
+            texts = [text[:max_chars] async for text in corpus(run.client, run.environments)]
+            model_folder = str(make_tiny(folder / "tiny", corpus=texts, seed=config.seed))
+        tokenizer = load_tokenizer(model_folder)
+        chat = make_chat(config, tokenizer)
+        dtype = resolve_dtype(config.model.dtype, device=devices.engine)
+        for observation in run.first.values():
+            chat.check_tools(observation.tools or ())
+        probe = next(iter(run.first.values()))
+        return ModelContext(
+            *(config, run.environments, run.client, run.first),
+            chat=chat,
+            tokenizer=tokenizer,
+            model_folder=model_folder,
+            devices=devices,
+            dtype=dtype,
+            probe_ids=chat.transcript().start(probe.messages, probe.tools or ()),
+        )
     except BaseException:
         await run.client.close()
         raise
-
-
-async def _with_model(run: RunContext, *, folder: Path) -> ModelContext:
-    config, client, environments = run.config, run.client, run.environments
-    devices = devices_of(config)
-    model_folder = config.model.name
-    if model_folder == "tiny":
-        max_chars = config.rollout.max_observation_chars
-        texts = [text[:max_chars] async for text in corpus(client, environments)]
-        model_folder = str(make_tiny(folder / "tiny", corpus=texts, seed=config.seed))
-    tokenizer = load_tokenizer(model_folder)
-    chat = make_chat(config, tokenizer)
-    dtype = resolve_dtype(config.model.dtype, device=devices.engine)
-    for observation in run.first.values():
-        chat.check_tools(observation.tools or ())
-    probe = next(iter(run.first.values()))
-    probe_ids = chat.transcript().start(probe.messages, probe.tools or ())
-    return ModelContext(
-        config, environments, client, run.first, tokenizer, chat, model_folder, devices, dtype, probe_ids
-    )
 
 
 @contextmanager
@@ -158,12 +143,20 @@ def preparing(folder: RunFolder) -> Iterator[None]:
         raise
 
 
+def make_player(
+    config: RunConfig, *, client: Client, sampler: Sampler, chat: Chat | None, max_turns: Mapping[str, int]
+) -> LocalPlayer:
+    draw = config.cross_policy.draw
+    context = RolloutContext(client, sampler, chat, config.rollout, max_turns=max_turns, draw=draw, seed=config.seed)
+    return LocalPlayer(context)
+
+
 def make_chat(config: RunConfig, tokenizer: PreTrainedTokenizerBase) -> Chat:
     return Chat(tokenizer, tool_format=config.model.tool_format, chat_template=config.model.chat_template)
 
 
 async def patiently(work: Awaitable[T], *, what: str) -> T:
-    """Await `work`, and name it on the screen once it takes long: before a run begins nothing else moves there."""
+    """Await `work`, and name it on the screen once it takes long: nothing else moves there yet."""
     task = asyncio.ensure_future(work)
     try:
         if not (await asyncio.wait([task], timeout=PATIENCE_S))[0]:

@@ -1,4 +1,4 @@
-"""Text of a run's environments, from sessions that their solvers play. The tokenizer of `tiny` is trained on it."""
+"""Text of sessions that environments' solvers play, for the tokenizer of `tiny`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which device the engine and the trainer use, from the run file and the devices of this machine."""
+"""The devices of engine and trainer, from the run file and the devices of this machine."""
 
 from __future__ import annotations
 

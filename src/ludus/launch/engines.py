@@ -22,8 +22,7 @@ CAPABILITIES: dict[str, Capabilities] = {
 def make_engine(config: RunConfig, *, model_folder: str, trains: bool) -> Engine:
     """The engine of the run file. `trains`: a trainer needs its part of the device's memory."""
     if config.engine.kind not in CAPABILITIES:
-        made = config.engine.factory(config, model_folder=model_folder, trains=trains)
-        return cast("Engine", made)
+        return cast("Engine", config.engine.factory(config, model_folder=model_folder, trains=trains))
     if config.engine.kind == "server":
         max_running = config.engine.sized(on_gpu=False).max_running
         return ServerEngine(config.engine.url, model=config.engine.model, max_running=max_running)

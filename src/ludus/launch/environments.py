@@ -1,4 +1,4 @@
-"""One client for all environments of a run, wherever they are. A request that a place cannot honour is refused."""
+"""One client for all environments of a run. A request that their place cannot honour is refused."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ SPARE_S = 60.0
 
 
 async def make_client(config: RunConfig, *, folder: Path, workers: tuple[str, str] | None = None) -> MixedClient:
-    """Return a client whose close also ends what was started for it. Logs go to `folder`. `workers`: the
-    address of workers that another process of the run has started."""
+    """Return a client whose close also ends what was started for it. Logs go to `folder`.
+    `workers`: the address of workers that another process of the run has started."""
     _require_some(config)
     places: dict[str, Client] = {}
     async with AsyncExitStack() as undo:
@@ -62,7 +62,7 @@ def _require_some(config: RunConfig) -> None:
 
 
 def read_token(config: RunConfig) -> str:
-    """Return the access token for controllers at a URL. A run file names at most the file that holds it."""
+    """Return the access token for controllers at a URL, which is never in a run file."""
     file = config.controller.token_file
     if not file:
         return os.environ.get("LUDUS_TOKEN", "")
@@ -76,7 +76,7 @@ def read_token(config: RunConfig) -> str:
 
 
 def address_of_workers(client: Client) -> tuple[str, str] | None:
-    """Return URL and access token of the workers that the run has started, for another process of it."""
+    """Return URL and access token of the run's own workers, for another process of the run."""
     clients = client.clients if isinstance(client, MixedClient) else ()
     return next((each.address for each in clients if isinstance(each, WorkersClient)), None)
 
@@ -90,12 +90,10 @@ async def _client_at(place: str, config: RunConfig, *, folder: Path, workers: tu
         "wait_s": config.controller.wait_s,
         "session_timeout_s": config.rollout.session_timeout_s + SPARE_S,
     }
-    if place == WORKERS and workers is not None:
-        url, token = workers
-        return await RemoteClient.connect(url, token=token, **settings)
-    if place == WORKERS:
+    if place == WORKERS and workers is None:
         return await WorkersClient.start(config, folder=folder / "workers", **settings)
-    return await RemoteClient.connect(place, token=read_token(config), **settings)
+    url, token = workers if place == WORKERS and workers else (place, read_token(config))
+    return await RemoteClient.connect(url, token=token, **settings)
 
 
 def _check(name: str, config: RunConfig, *, offered: Mapping[str, Described]) -> None:

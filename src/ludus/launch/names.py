@@ -1,14 +1,14 @@
 """What `--model` and `--environments` may name, as keys of a run.
 
 A model is a folder in Hugging Face format, a pulled model, a hub name, a run (its export, else its
-newest checkpoint), a checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint is
-played in tokens where its tokenizer is named too, else in text.
+newest checkpoint), a checkpoint's folder, or the URL of an OpenAI-compatible endpoint. An endpoint
+is played in tokens where its tokenizer is named too, else in text.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 from ludus.environments import registry
@@ -45,7 +45,7 @@ def find_model(name: str, *, root: str = "runs") -> str:
             return str(export_checkpoint(path))
         if (path / "config.toml").is_file():
             return _of_run(RunFolder(path))
-    if Path(name).parts[:1] == Path(root).parts[-1:]:  # meant as a run, and not as owner/name of the hub
+    if Path(name).parts[:1] == Path(root).parts[-1:]:  # meant as a run, not as a name of the hub
         RunFolder.open(name, root=root)
     return name
 
@@ -79,26 +79,21 @@ def export_checkpoint(checkpoint: Path) -> Path:
 
 
 def named_environments(names: str, *, tell: Tell = print) -> dict[str, str]:
-    """Return each environment of a list such as "guess,wordle" or "worlds/mine.py" with its source, ""
-    where it is registered. "all" selects the registered ones that this machine can make; `tell` gets
-    a line for each of the others."""
+    """Return the source of each environment of a list such as "guess,wordle" or "worlds/mine.py",
+    "" for a registered one. "all" selects the registered ones that this machine can make; `tell`
+    gets a line for each of the others."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if not wanted:
         raise ConfigError(f"--environments is {names!r}; expected names such as guess,wordle, or {ALL}")
     if ALL in wanted:
-        wanted = [name for name in wanted if name != ALL] + _makeable(registry.names(), tell=tell)
+        wanted = [name for name in wanted if name != ALL]
+        for name in registry.names():
+            try:
+                registry.make(name)
+                wanted.append(name)
+            except LudusError as error:
+                tell(f"{name} is left out: {error}")
     return dict(map(registry.locate, wanted))
-
-
-def _makeable(names: Iterable[str], *, tell: Tell) -> list[str]:
-    made = []
-    for name in names:
-        try:
-            registry.make(name)
-            made.append(name)
-        except LudusError as error:
-            tell(f"{name} is left out: {error}")
-    return made
 
 
 def slug(model: str) -> str:

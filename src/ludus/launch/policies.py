@@ -1,30 +1,41 @@
-"""The policies that sample beside the current one: an older copy, the first model, models behind endpoints.
+"""Policies that sample beside the current one: an older copy, the first model, models at endpoints.
 
-Promise: each is loaded, or has answered, before the first session. A copy is refreshed when it is due,
-and after a resume it is as old as it would have been.
+Promise: each is loaded, or has answered, before the first session. A copy is refreshed when it is
+due, and after a resume it is as old as it would have been.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from transformers import PreTrainedModel
 
 from ludus.config import CrossPolicyConfig
 from ludus.engines.chat_server import ChatServer
 from ludus.engines.engine import Engine, Generator
 from ludus.engines.server import ServerEngine
 from ludus.errors import CheckpointFailed, ConfigError
-from ludus.launch.context import ModelContext
+from ludus.launch.context import ModelContext, RunContext
 from ludus.rollout.chat import Chat
 from ludus.rollout.sampler import ChatSampler, PolicySampler, Sampler
 from ludus.trainer.checkpoint import Checkpoint
+from ludus.trainer.state import named_tensors
 from ludus.types import Sampling
 from ludus.weights.channel import Snapshot, Source
 
 STALE, REFERENCE = "stale", "reference"
 PROBE = Sampling(max_tokens=1, temperature=0.0)
+
+
+async def first_answer(server: ChatServer | ServerEngine, context: RunContext) -> None:
+    """Ask for one token: a model that cannot answer is found before a session is played."""
+    if isinstance(server, ChatServer):
+        first = next(iter(context.first.values()))
+        await server.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
+    else:
+        assert isinstance(context, ModelContext), "a server of token ids needs a tokenizer"
+        await server.generate(context.probe_ids, sampling=PROBE, session_id="probe")
 
 
 class Endpoints:
@@ -45,14 +56,12 @@ class Endpoints:
         return PolicySampler(engine, endpoints=endpoints)
 
     async def probe(self, context: ModelContext) -> None:
-        """Ask each endpoint for one token; one that exchanges ids must have the policy's tokenizer."""
-        first = next(iter(context.first.values()))
+        """Await each endpoint's first answer; one of token ids must have the policy's tokenizer."""
+        text = "\n".join(message.content for message in next(iter(context.first.values())).messages)
         for name, server in self._servers.items():
+            await first_answer(server, context)
             if isinstance(server, ChatServer):
-                await server.answer(first.messages, tools=first.tools or (), sampling=PROBE, session_id="probe")
                 continue
-            await server.generate(context.probe_ids, sampling=PROBE, session_id="probe")
-            text = "\n".join(message.content for message in first.messages)
             ours, theirs = context.tokenizer.encode(text), await server.tokenised(text)
             if ours != theirs:
                 raise ConfigError(
@@ -74,17 +83,12 @@ class Copies:
         self._stale: Snapshot | None = None
 
     async def prepare(
-        self,
-        *,
-        version: int,
-        source: Source,
-        checkpoint: Checkpoint | None,
-        start: Callable[[], Mapping[str, Tensor]],
+        self, *, version: int, source: Source, checkpoint: Checkpoint | None, first: Callable[[], PreTrainedModel]
     ) -> None:
-        """`version` on `source` is current; `start` returns the weights that the run began with."""
+        """`version` on `source` is current; `first` loads the model that the run began with."""
         if self._config.reference:
-            first = Snapshot(0, start()) if version else source
-            await self._engine.add_policy(REFERENCE, version=0, source=first)
+            reference = Snapshot(0, named_tensors(first())) if version else source
+            await self._engine.add_policy(REFERENCE, version=0, source=reference)
         if self._config.stale:
             saved = None if checkpoint is None else self._saved(checkpoint)
             self._stale = saved or Snapshot(version, source.fetch(version))
@@ -106,7 +110,7 @@ class Copies:
     def _saved(self, checkpoint: Checkpoint) -> Snapshot:
         try:
             return Snapshot(int(checkpoint.state["policies"]["stale_version"]), checkpoint.tensors(STALE))
-        except (KeyError, OSError):
+        except (KeyError, OSError, CheckpointFailed):
             raise CheckpointFailed(
                 f"{checkpoint.folder} holds no stale policy, but cross_policy.stale is {self._config.stale}. "
                 "Resume with the settings that the run was started with."

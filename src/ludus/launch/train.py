@@ -6,7 +6,6 @@ import asyncio
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from ludus.engines.embedded import SWITCH_S
 from ludus.engines.engine import Engine
 from ludus.errors import CheckpointFailed
 from ludus.garbage import rarely_collected
-from ludus.launch.context import ModelContext, make_model_context, patiently, preparing
+from ludus.launch.context import ModelContext, patiently, preparing
 from ludus.launch.engines import require_loads
 from ludus.launch.evaluate import evaluate_policy, held_out
-from ludus.launch.placement.placement import Placement, place
+from ludus.launch.placement.placement import placed
 from ludus.launch.policies import Copies, Endpoints
 from ludus.pipeline.feed import Feed
 from ludus.pipeline.loop import Loop
@@ -29,13 +28,11 @@ from ludus.reports.report import write_report
 from ludus.rollout.player import Player
 from ludus.store.recorder import Listener, Recorder
 from ludus.store.run_folder import RunFolder
-from ludus.trackers.tracker import trackers_of
-from ludus.trainer.checkpoint import Checkpoint, latest_checkpoint
-from ludus.trainer.state import named_tensors
+from ludus.trainer.checkpoint import latest_checkpoint
 from ludus.trainer.trainer import Trainer
 
 EVALUATION = "evaluation"
-"""The policy that plays held-out tasks: a copy of one version, so that a result is of that version alone."""
+"""The policy that plays held-out tasks: a copy, so that a result is of one version alone."""
 
 
 async def train(
@@ -52,19 +49,17 @@ async def train(
     # engine, trainer and sessions are threads of one interpreter, on a CPU too
     sys.setswitchinterval(SWITCH_S)
     checkpoint = _newest_checkpoint(config) if resume else None
-    folder = RunFolder.resume(config, step=_step_of(checkpoint)) if checkpoint else RunFolder.create(config)
-    listeners = [*trackers_of(config.store, folder), *listeners]
-    with Recorder(folder, trajectories=config.store.trajectories, listeners=listeners) as recorder:
-        async with AsyncExitStack() as closing:
-            with preparing(folder):
-                context = await make_model_context(config, folder=folder.path)
-                closing.push_async_callback(context.client.close)
-                placement = await place(context, folder=folder.path)
-                closing.push_async_callback(placement.close)
-                training = await _Training.start(context, placement=placement, recorder=recorder)
-                await training.prepare(checkpoint)
-            with rarely_collected():
-                return await training.run(on_loop)
+    step = int(checkpoint.name.removeprefix("step-")) if checkpoint else 0
+    folder = RunFolder.resume(config, step=step) if checkpoint else RunFolder.create(config)
+    async with placed(config, folder, listeners=listeners) as (recorder, context, placement):
+        with preparing(folder):
+            trainer = await placement.trainer(on_event=_in_loop(recorder.event))
+            engine = await placement.engine(trains=True)
+            player = await patiently(placement.player(engine), what="starting the rollout processes")
+            training = _Training(context, engine=engine, trainer=trainer, player=player, recorder=recorder)
+            await training.prepare(checkpoint)
+        with rarely_collected():
+            return await training.run(on_loop)
 
 
 class _Training:
@@ -78,15 +73,8 @@ class _Training:
         self.copies = Copies(self.config.cross_policy, engine=engine)
         self.last_report: dict[str, Any] | None = None
 
-    @classmethod
-    async def start(cls, context: ModelContext, *, placement: Placement, recorder: Recorder) -> _Training:
-        trainer = await placement.trainer(on_event=_in_loop(recorder.event))
-        engine = await placement.engine(trains=True)
-        player = await patiently(placement.player(engine), what="starting the rollout processes")
-        return cls(context, engine=engine, trainer=trainer, player=player, recorder=recorder)
-
     async def prepare(self, checkpoint: Path | None) -> None:
-        """Bring engine and trainer to the same version, and the loop to where the checkpoint left it."""
+        """Bring engine and trainer to the same version, and the loop to the checkpoint's state."""
         context, config = self.context, self.config
         if config.evaluation.every:
             await held_out(context)
@@ -96,7 +84,10 @@ class _Training:
         finally:
             await endpoints.close()
         restored = await self.trainer.restore(checkpoint) if checkpoint else None
-        await self._load_policies(restored)
+        version, source = await self.trainer.publish(), self.trainer.source
+        await self.engine.load(version, source=source)
+        await self.engine.add_policy(EVALUATION, version=version, source=source)
+        await self.copies.prepare(version=version, source=source, checkpoint=restored, first=context.load_model)
         self.loop = Loop(
             config,
             feed=Feed(
@@ -119,17 +110,6 @@ class _Training:
         )
         if restored is not None:
             self.loop.restore(restored.state["loop"])
-
-    async def _load_policies(self, restored: Checkpoint | None) -> None:
-        version, source = await self.trainer.publish(), self.trainer.source
-        await self.engine.load(version, source=source)
-        await self.engine.add_policy(EVALUATION, version=version, source=source)
-        await self.copies.prepare(
-            version=version,
-            source=source,
-            checkpoint=restored,
-            start=lambda: named_tensors(self.context.load_model()),
-        )
 
     async def run(self, on_loop: Callable[[Loop], None] | None) -> dict[str, Any]:
         stats, folder = self.trainer.stats(), self.recorder.folder
@@ -167,6 +147,7 @@ class _Training:
         self.last_report = await evaluate_policy(
             self.context, self.player, recorder=self.recorder, version=version, policy=EVALUATION
         )
+        self.recorder.evaluation(version, self.last_report)
         return self.last_report
 
     async def checkpoint(self, state: dict[str, Any]) -> None:
@@ -179,7 +160,7 @@ class _Training:
 
 
 def _in_loop(record: Callable[..., None]) -> Callable[..., None]:
-    """Record an event of the trainer's thread in the loop's thread, which is the recorder's only one."""
+    """Record an event of the trainer's thread in the loop's thread, the recorder's only one."""
     loop = asyncio.get_running_loop()
 
     def tell(kind: str, **fields: Any) -> None:
@@ -197,7 +178,3 @@ def _newest_checkpoint(config: RunConfig) -> Path:
             "(name=...), with a smaller store.checkpoint_every"
         )
     return checkpoint
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))

@@ -50,7 +50,7 @@ def make_cloning_trainer(context: ModelContext) -> LocalTrainer:
 
 
 def _reference(context: ModelContext) -> PreTrainedModel | None:
-    """The frozen model that the loss compares with: the teacher, or the model that the run started with."""
+    """The frozen model that the loss compares with: the teacher, or the run's first model."""
     name = context.config.teacher.model
     if not name:
         return context.load_model() if context.config.algorithm.kl != "none" else None

@@ -1,4 +1,4 @@
-"""All roles in this process: the engine and the trainer each have a thread, sessions are coroutines."""
+"""All roles in this process: engine and trainer have a thread each, sessions are coroutines."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from ludus.trainer.trainer import Trainer
 class Here:
     def __init__(self, context: ModelContext) -> None:
         self._context = context
-        self._closing = AsyncExitStack()
-        self._trainer: ThreadedTrainer | None = None
+        self._closing, self._training = AsyncExitStack(), AsyncExitStack()
 
     async def engine(self, *, trains: bool) -> Engine:
         engine = make_engine(self._context.config, model_folder=self._context.model_folder, trains=trains)
@@ -40,19 +39,15 @@ class Here:
         return self._context.player(endpoints.sampler(engine, chat=self._context.chat))
 
     async def close(self) -> None:
-        await self._end_trainer()
+        await self._training.aclose()
         await self._closing.aclose()
 
     async def _train(self, make: Callable[[], LocalTrainer]) -> Trainer:
         """One trainer at a time: the memory of the last one is freed first."""
-        await self._end_trainer()
+        await self._training.aclose()
         device = self._context.devices.trainer
         make_current(device)
         with naming_loss(device):
-            self._trainer = ThreadedTrainer(make())
-        return self._trainer
-
-    async def _end_trainer(self) -> None:
-        trainer, self._trainer = self._trainer, None
-        if trainer is not None:
-            await trainer.close()
+            trainer = ThreadedTrainer(make())
+        self._training.push_async_callback(trainer.close)
+        return trainer

@@ -1,6 +1,6 @@
-"""A rollout process: `python -m ludus.launch.placement.process_main FD PARENT`, started by processes.py.
+"""A rollout process: processes.py starts `python -m ludus.launch.placement.process_main FD PARENT`.
 
-Promise: it ends when the run does. A failure during its setup is the answer to the run's first call.
+Promise: it ends when the run does. A failure of its setup is the answer to the run's first call.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from ludus.config import parse_config
 from ludus.engines.linked import LinkedEngine
 from ludus.errors import EnvironmentFailed, LudusError, first_fault
 from ludus.garbage import rarely_collected
-from ludus.launch.context import make_chat
+from ludus.launch.context import make_chat, make_player
 from ludus.launch.environments import make_client
 from ludus.launch.placement.processes import Play, Played, Setup, not_plain
 from ludus.launch.policies import Endpoints
 from ludus.models.loading.load import load_tokenizer
 from ludus.processes.parent import parent_socket
-from ludus.rollout.context import RolloutContext
 from ludus.rollout.player import LocalPlayer
 from ludus.types import Trajectory
 from ludus.wire.connection import Connection, Handler
@@ -39,41 +38,34 @@ class RolloutServer:
 
     def __init__(self, transport: StreamTransport) -> None:
         handlers = {"setup": Handler(Setup, self.setup), "play": Handler(Play, self.play)}
-        self._connection = Connection(transport, handlers=handlers, peer="the run")
-        self._closing = AsyncExitStack()
+        self.connection = Connection(transport, handlers=handlers, peer="the run")
+        self.closing = AsyncExitStack()
         self._player: LocalPlayer | None = None
-
-    async def run(self) -> None:
-        async with self._closing:
-            await self._connection.run()
 
     async def setup(self, setup: Setup) -> None:
         config = parse_config(setup.config)
         client = await make_client(config, folder=Path(setup.folder), workers=setup.workers)
-        self._closing.push_async_callback(client.close)
+        self.closing.push_async_callback(client.close)
         endpoints = Endpoints(config.cross_policy)
-        self._closing.push_async_callback(endpoints.close)
+        self.closing.push_async_callback(endpoints.close)
         chat = make_chat(config, load_tokenizer(setup.model_folder))
-        context = RolloutContext(
-            client,
-            endpoints.sampler(LinkedEngine(self._connection), chat=chat),
-            chat,
-            config.rollout,
+        self._player = make_player(
+            config,
+            client=client,
+            sampler=endpoints.sampler(LinkedEngine(self.connection), chat=chat),
+            chat=chat,
             max_turns=setup.max_turns,
-            draw=config.cross_policy.draw,
-            seed=config.seed,
         )
-        self._player = LocalPlayer(context)
-        self._closing.enter_context(rarely_collected())
+        self.closing.enter_context(rarely_collected())
         reporting = asyncio.create_task(self._report(self._player))
-        self._closing.callback(reporting.cancel)
+        self.closing.callback(reporting.cancel)
 
     async def play(self, play: Play) -> None:
         assert self._player is not None, "setup comes first"
 
         def send(trajectory: Trajectory) -> None:
             try:
-                self._connection.tell("played", Played(play.number, trajectory))
+                self.connection.tell("played", Played(play.number, trajectory))
             except TypeError as error:
                 raise EnvironmentFailed(not_plain(f"a trajectory of {play.order.task.id}", error)) from error
 
@@ -88,19 +80,17 @@ class RolloutServer:
     async def _report(self, player: LocalPlayer) -> None:
         while True:
             await asyncio.sleep(STATS_S)
-            self._connection.tell("stats", player.stats())
+            self.connection.tell("stats", player.stats())
 
 
 async def serve(end: socket.socket) -> None:
-    await RolloutServer(await StreamTransport.over(end)).run()
+    server = RolloutServer(await StreamTransport.over(end))
+    async with server.closing:
+        await server.connection.run()
 
 
-def main() -> None:
+if __name__ == "__main__":
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     with suppress(EOFError):
         asyncio.run(serve(parent_socket(sys.argv)))
     os._exit(0)  # threads of an environment's author must not keep it
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
-"""Sessions in rollout processes. Environments, chat and play are there; engine, trainer and loop are here.
+"""Sessions in rollout processes. Environments, chat and play are there; the other roles are here.
 
-Promise: the trajectories are those that this process would play. A process that ends early ends the run
-with its name and the cause, and none outlives the run.
+Promise: the trajectories are those that this process would play. A process that ends early ends the
+run with its name and the cause, and none outlives the run.
 
     here: play(order) ──▶ a group, trajectory by trajectory        there: process_main.py
           generate    ◀── a turn's prompt
@@ -17,7 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ludus.config import RunConfig
 from ludus.engines.engine import Engine
@@ -106,9 +106,8 @@ class ProcessPlayer:
     @classmethod
     async def start(cls, setup: Setup, *, num: int) -> Self:
         supervisor = Supervisor()
-        return cls(
-            [await RolloutProcess.start(setup, supervisor=supervisor) for _ in range(num)], supervisor=supervisor
-        )
+        processes = [await RolloutProcess(supervisor).start(setup) for _ in range(num)]
+        return cls(processes, supervisor=supervisor)
 
     async def ready(self, engine: Engine) -> None:
         """Wait until all processes can play, with the policies of `engine`."""
@@ -136,22 +135,17 @@ class ProcessPlayer:
         self._supervisor.close()
 
 
-class _Playing(NamedTuple):
-    on_trajectory: OnTrajectory
-    trajectories: list[Trajectory]
-
-
 class RolloutProcess:
     """One process, as the run sees it."""
 
-    def __init__(self, setup: Setup, *, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self.engine: Engine | None = None
-        self.playing: dict[int, _Playing] = {}
+        self.playing: dict[int, tuple[OnTrajectory, list[Trajectory]]] = {}
         self.stats = PlayerStats({}, ())
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that ends this process for the run."""
         self.fault.add_done_callback(lambda fault: fault.cancelled() or fault.exception())
-        self._setup, self._numbers = setup, itertools.count()
+        self._numbers = itertools.count()
         handlers = engine_handlers(self._engine)
         self.process = Process(
             supervisor,
@@ -166,26 +160,21 @@ class RolloutProcess:
             },
         )
 
-    @classmethod
-    async def start(cls, setup: Setup, *, supervisor: Supervisor) -> Self:
-        rollout = cls(setup, supervisor=supervisor)
-        await rollout.process.start()
-        rollout.set_up = asyncio.create_task(rollout._call("setup", setup, what="the run file"))
-        rollout.set_up.add_done_callback(lambda done: done.cancelled() or done.exception())
-        rollout._watching = asyncio.create_task(rollout._watch())
-        return rollout
-
-    set_up: asyncio.Task[None]
-    _watching: asyncio.Task[None]
+    async def start(self, setup: Setup) -> Self:
+        await self.process.start()
+        self.set_up = asyncio.create_task(self._call("setup", setup, what="the run file"))
+        self.set_up.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._watching = asyncio.create_task(self._watch())
+        return self
 
     async def play(self, order: Order, *, on_trajectory: OnTrajectory) -> Group:
-        number, playing = next(self._numbers), _Playing(on_trajectory, [])
-        self.playing[number] = playing
+        number, trajectories = next(self._numbers), list[Trajectory]()
+        self.playing[number] = (on_trajectory, trajectories)
         try:
             await self.or_fault(self._call("play", Play(number, order), what=f"task {order.task.id}"))
         finally:
             del self.playing[number]
-        return assembled(order, playing.trajectories)
+        return assembled(order, trajectories)
 
     async def stop(self) -> None:
         self._watching.cancel()
@@ -234,11 +223,12 @@ class RolloutProcess:
             raise
 
     def _played(self, played: Played) -> None:
-        if (playing := self.playing.get(played.number)) is None:  # it was cancelled meanwhile
+        if played.number not in self.playing:  # it was cancelled meanwhile
             return
-        playing.trajectories.append(played.trajectory)
+        on_trajectory, trajectories = self.playing[played.number]
+        trajectories.append(played.trajectory)
         try:
-            playing.on_trajectory(played.trajectory)
+            on_trajectory(played.trajectory)
         except Exception as error:  # noqa: BLE001
             self._break(error)
 

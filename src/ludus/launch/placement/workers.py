@@ -62,12 +62,13 @@ class WorkersClient(RemoteClient):
 
         try:
             state = folder / "state"
-            shutil.rmtree(state, ignore_errors=True)  # of this run before it was resumed: its sessions are over
+            shutil.rmtree(state, ignore_errors=True)  # of a run that is resumed: its sessions ended
             # on loopback a connection breaks because its process ended, so a short grace is enough
             place = ("--host", "127.0.0.1", "--state", str(state), "--max-rate", "0", "--grace-s", "1", "--port")
             controller = await start("the run's controller", "controller.log", "controller", *place, "0")
             url = (await _until(listening, processes=[controller])).group(0)
-            controller.command = (*controller.command[:-1], url.rpartition(":")[2])  # restarted, it must be found there
+            # restarted, it must be found at the same port
+            controller.command = (*controller.command[:-1], url.rpartition(":")[2])
             run_file = folder / "run.toml"
             run_file.write_text(dump_config(hosted_part(config)), encoding="utf-8")
             options = ("--run", str(run_file), "--controller", url, "--slots", str(config.workers.slots))

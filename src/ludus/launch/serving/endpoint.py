@@ -1,4 +1,6 @@
-"""A model behind an OpenAI-compatible endpoint. Promise: token ids are exact; unsupported options are refused.
+"""A model behind an OpenAI-compatible endpoint.
+
+Promise: token ids are exact; unsupported options are refused.
 
     POST /v1/completions        prompt as ids or text; return_token_ids adds the sampled ids
     POST /v1/chat/completions   messages and tools, rendered and parsed as in training
@@ -35,15 +37,15 @@ from ludus.launch.engines import make_engine
 from ludus.models.loading.load import load_tokenizer
 from ludus.openai_format import call_to_openai, read_message, read_tool
 from ludus.rollout.chat import Chat
-from ludus.types import Action, Completion, Sampling
+from ludus.types import Completion, Sampling
 
 MAX_TOKENS = 256
 """The limit of a request without one."""
 
 
 class Request(BaseModel):
-    """The fields of both kinds of completion. An unknown field is refused, because an ignored sampling
-    option would change the tokens; fields at their default are accepted."""
+    """The fields of both kinds of completion. An unknown field is refused, because an ignored
+    sampling option would change the tokens; fields at their default are accepted."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -90,7 +92,8 @@ class Endpoint:
 
     async def complete(self, request: CompletionRequest) -> dict[str, Any]:
         self._check_model(request.model)
-        ids = self._prompt_ids(request.prompt)
+        prompt = request.prompt
+        ids = list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
         choice: dict[str, Any] = {"index": 0, "text": "", "finish_reason": "length", "logprobs": None}
         if request.prompt_logprobs is not None:
             scores = await self._engine.score(ids)
@@ -98,14 +101,14 @@ class Endpoint:
             choice["prompt_logprobs"] = [None, *scored]
         ends = () if request.ignore_eos else self._chat.stop_ids
         completion = await self._generate(ids, request, stop_ids=(*request.stop_token_ids, *ends))
-        choice["text"] = self._chat.text.decode(self._chat.without_stop(completion.ids))
+        choice["text"] = self._text(completion)
         choice["finish_reason"] = "stop" if completion.stop == "end" else "length"
         if request.logprobs is not None:
             tokens = [self._chat.text.decode([token]) for token in completion.ids]
             choice["logprobs"] = {"tokens": tokens, "token_logprobs": list(completion.logprobs)}
         if request.return_token_ids:
             choice |= {"token_ids": list(completion.ids), "prompt_token_ids": ids}
-        return self._answer("text_completion", choice, num_prompt=len(ids), num_sampled=len(completion.ids))
+        return self._answer("text_completion", choice, prompt=ids, completion=completion)
 
     async def chat(self, request: ChatRequest) -> dict[str, Any]:
         self._check_model(request.model)
@@ -116,27 +119,24 @@ class Endpoint:
         completion = await self._generate(ids, request, stop_ids=self._chat.stop_ids)
         action = self._chat.parse(completion.ids, tools=bool(tools))
         calls = [call_to_openai(call, default_id=f"call_{uuid.uuid4().hex[:12]}") for call in action.tool_calls]
-        said = self._said(action, completion)
-        message = {"role": "assistant", "content": said or None, **({"tool_calls": calls} if calls else {})}
+        # a call that cannot be parsed is returned as it was written
+        text = self._text(completion) if action.problem else action.content
+        message = {"role": "assistant", "content": text or None, **({"tool_calls": calls} if calls else {})}
         reason = "length" if completion.stop == "length" else "tool_calls" if calls else "stop"
         choice = {"index": 0, "message": message, "finish_reason": reason}
-        return self._answer("chat.completion", choice, num_prompt=len(ids), num_sampled=len(completion.ids))
+        return self._answer("chat.completion", choice, prompt=ids, completion=completion)
 
-    def models(self) -> dict[str, Any]:
+    async def models(self) -> dict[str, Any]:
         return {"object": "list", "data": [{"id": self._name, "object": "model", "owned_by": "ludus"}]}
 
-    def _said(self, action: Action, completion: Completion) -> str:
-        """The text of the answer; a call that cannot be parsed is returned as it was written."""
-        return self._chat.text.decode(self._chat.without_stop(completion.ids)) if action.problem else action.content
+    def _text(self, completion: Completion) -> str:
+        return self._chat.text.decode(self._chat.without_stop(completion.ids))
 
     def _check_model(self, name: str) -> None:
         if name and name != self._name:
             raise ConfigError(
                 f"model {name!r} is not served here; this is {self._name!r}.{nearest(name, [self._name])}"
             )
-
-    def _prompt_ids(self, prompt: str | list[int]) -> list[int]:
-        return list(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
 
     async def _generate(self, ids: list[int], request: Request, *, stop_ids: tuple[int, ...]) -> Completion:
         room = self._max_tokens - len(ids)
@@ -155,12 +155,11 @@ class Endpoint:
             if not request.user:
                 await self._engine.release(session_id)
 
-    def _answer(self, kind: str, choice: dict[str, Any], *, num_prompt: int, num_sampled: int) -> dict[str, Any]:
-        usage = {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_sampled,
-            "total_tokens": num_prompt + num_sampled,
-        }
+    def _answer(
+        self, kind: str, choice: dict[str, Any], *, prompt: list[int], completion: Completion
+    ) -> dict[str, Any]:
+        num, sampled = len(prompt), len(completion.ids)
+        usage = {"prompt_tokens": num, "completion_tokens": sampled, "total_tokens": num + sampled}
         made = {"id": uuid.uuid4().hex, "object": kind, "created": int(time.time()), "model": self._name}
         return {**made, "choices": [choice], "usage": usage}
 
@@ -178,7 +177,12 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     folder, max_tokens = config.model.name, config.rollout.max_tokens
     if folder == "tiny":
         raise ConfigError("model.name is 'tiny', which has no weights; name a run's export folder, or another model")
-    listener = _bound(host, port)
+    try:
+        listener = socket.create_server((host, port))
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
+        ) from None
     tokenizer = load_tokenizer(folder)
     engine = make_engine(config, model_folder=folder, trains=False)
     endpoint = Endpoint(
@@ -189,23 +193,12 @@ def serve_engine(config: RunConfig, *, host: str, port: int) -> None:
     asyncio.run(server.serve(sockets=[listener]))
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port))
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {host} port {port}: {error}; choose another with --host and --port"
-        ) from None
-
-
 def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
     app = FastAPI(title="Ludus engine")
 
     async def known(authorization: Annotated[str, Header()] = "") -> None:
         if key and not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
             raise HTTPException(401, "this endpoint requires the header `Authorization: Bearer KEY`")
-
-    callers = [Depends(known)]
 
     @app.exception_handler(LudusError)
     async def failed(_: Any, error: LudusError) -> JSONResponse:
@@ -217,16 +210,8 @@ def make_app(endpoint: Endpoint, *, key: str = "") -> FastAPI:
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
-    @app.get("/v1/models", dependencies=callers)
-    async def models() -> dict[str, Any]:
-        return endpoint.models()
-
-    @app.post("/v1/completions", dependencies=callers)
-    async def completions(request: CompletionRequest) -> dict[str, Any]:
-        return await endpoint.complete(request)
-
-    @app.post("/v1/chat/completions", dependencies=callers)
-    async def chat_completions(request: ChatRequest) -> dict[str, Any]:
-        return await endpoint.chat(request)
-
+    callers = [Depends(known)]
+    app.get("/v1/models", dependencies=callers)(endpoint.models)
+    app.post("/v1/completions", dependencies=callers)(endpoint.complete)
+    app.post("/v1/chat/completions", dependencies=callers)(endpoint.chat)
     return app

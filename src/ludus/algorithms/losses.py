@@ -14,9 +14,10 @@ ratio of 1. r = p / p_base, with p_base by `ratio_base`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus.algorithms.algorithm import Tokens
 from ludus.algorithms.registry import loss, piece
@@ -48,13 +49,9 @@ class ClipOptions(CispoOptions):
     dual_clip: float = Field(default=0.0, ge=0)
     """Bounds the loss of a token with negative advantage at this multiple of it (3). 0: off."""
 
-    @model_validator(mode="after")
-    def _dual_clip_is_outside(self) -> ClipOptions:
+    def problems(self) -> Iterator[str]:
         if 0 < self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(
-                f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
-            )
-        return self
+            yield f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
 
 
 @loss("clip")
@@ -93,25 +90,21 @@ class OldOptions(Section):
     """Importance weights are min(p_old / p_behaviour, cap): they correct for staleness and for the
     engine's rounding. 0 disables them."""
 
-    @model_validator(mode="after")
-    def _has_weights(self) -> OldOptions:
+    def problems(self) -> Iterator[str]:
         if self.importance != "token" and not self.importance_cap:
-            raise ValueError("algorithm.importance counts only with an importance_cap; leave it out")
-        return self
+            yield "algorithm.importance counts only with an importance_cap; leave it out"
 
 
 class BehaviourOptions(Section):
     importance_cap: float = 0.0
     """0: with the behaviour policy as the base, the ratio itself is the correction."""
 
-    @model_validator(mode="after")
-    def _has_no_weights(self) -> BehaviourOptions:
+    def problems(self) -> Iterator[str]:
         if self.importance_cap:
-            raise ValueError(
+            yield (
                 f"algorithm.importance_cap is {self.importance_cap}, which counts only with ratio_base 'old'; with "
                 "'behaviour' the ratio itself is the correction. Leave it out"
             )
-        return self
 
 
 @piece("ratio_base", "old")

@@ -11,10 +11,8 @@ the penalty. Left out: DAPO's mask of overlong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-
-from pydantic import model_validator
 
 from ludus.algorithms.registry import reward
 from ludus.config import Section
@@ -32,13 +30,9 @@ class OverlongOptions(Section):
     """Penalty on long sessions (DAPO): 0 up to the first number of sampled tokens, then linear to
     -1 at the second. Unset: no penalty."""
 
-    @model_validator(mode="after")
-    def _lengths_grow(self) -> OverlongOptions:
+    def problems(self) -> Iterator[str]:
         if self.overlong is not None and not 0 <= self.overlong[0] < self.overlong[1]:
-            raise ValueError(
-                f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
-            )
-        return self
+            yield f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
 
 
 @reward("unfinished")

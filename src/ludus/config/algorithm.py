@@ -91,22 +91,19 @@ class AlgorithmConfig(Section):
         assembled, data = _resolved(data)
         if cls is not assembled:
             return assembled.model_validate(data)
-        config = handler(data)
-        for _, piece in _chosen(config.__dict__):
-            piece.read(config.__dict__)  # runs its own validators
-        return config
+        return handler(data)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> AlgorithmConfig:
+    def problems(self) -> Iterator[str]:
+        for _, piece in _chosen(self.__dict__):
+            piece.read(self.__dict__)  # runs its own validators
         if self.get("normalise") == "batch" and self.task_normalise != "none":
-            raise ValueError("algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them")
+            yield "algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them"
         for key in ("task_normalise", "kl"):
             if self.advantage_piece.in_loss and getattr(self, key) != "none":
-                raise ValueError(
+                yield (
                     f"algorithm.{key} is {getattr(self, key)!r} with advantage {self.advantage!r}, which is known in "
                     "the loss only and is a distance to the teacher already; leave it out"
                 )
-        return self
 
 
 def every_piece() -> Iterator[tuple[str, Piece]]:
@@ -192,18 +189,12 @@ class CriticConfig(Section):
     baseline: bool = False
     """archer: subtract a learnt baseline per token, predicted from the tokens before it."""
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> CriticConfig:
-        for name, field in type(self).model_fields.items():
-            if self.kind == "none" and getattr(self, name) != field.default:
-                raise ValueError(f"critic.{name} counts only with a critic; set critic.kind, or leave it out")
-        for name in ("replay", "batch", "target_rate", "baseline"):
-            if self.kind != "archer" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"critic.{name} counts only with critic.kind 'archer'; leave it out")
+    def problems(self) -> Iterator[str]:
+        for key in self.changed(*type(self).model_fields if self.kind == "none" else ()):
+            yield f"critic.{key} counts only with a critic; set critic.kind, or leave it out"
+        for key in self.changed(*("replay", "batch", "target_rate", "baseline") if self.kind != "archer" else ()):
+            yield f"critic.{key} counts only with critic.kind 'archer'; leave it out"
         if self.clip and self.kind == "archer":
-            raise ValueError("critic.clip counts only with critic.kind 'head' or 'model'; leave it out")
+            yield "critic.clip counts only with critic.kind 'head' or 'model'; leave it out"
         if self.clip and self.steps == 1:
-            raise ValueError(
-                "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"
-            )
-        return self
+            yield "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"

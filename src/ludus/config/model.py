@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus.config.section import Section
 
@@ -34,14 +35,12 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj. Empty: all in the decoder."""
 
-    @model_validator(mode="after")
-    def _has_adapters(self) -> LoraConfig:
+    def problems(self) -> Iterator[str]:
         if not self.rank and (self.alpha or self.targets):
-            raise ValueError(
+            yield (
                 f"lora.rank is 0, so there are no adapters, but lora.alpha is {self.alpha} and lora.targets "
                 f"{list(self.targets)}; set a rank, such as 16, or leave them out"
             )
-        return self
 
 
 class TeacherConfig(Section):

@@ -3,10 +3,10 @@ tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus import plugins
 from ludus.config.section import Section
@@ -63,13 +63,11 @@ class CurriculumConfig(Section):
         found = plugins.find(self.tasks, key="curriculum.tasks", known=CURRICULA, group="ludus.curricula")
         return cast("Callable[..., Any]", found)
 
-    @model_validator(mode="after")
-    def _only_replay_has_scores(self) -> CurriculumConfig:
+    def problems(self) -> Iterator[str]:
         _ = self.factory  # an unknown name is refused here
-        for key in ("score", "fresh", "rank_temperature", "staleness_share"):
-            if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")
-        return self
+        scores = ("score", "fresh", "rank_temperature", "staleness_share")
+        for key in self.changed(*scores if self.tasks != "replay" else ()):
+            yield f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out"
 
 
 class HorizonConfig(Section):
@@ -82,17 +80,13 @@ class HorizonConfig(Section):
     window: int = Field(default=64, gt=0)
     """Trajectories over which `success` is measured."""
 
-    @model_validator(mode="after")
-    def _has_one_rule(self) -> HorizonConfig:
+    def problems(self) -> Iterator[str]:
         if min(self.turns) < 1:
-            raise ValueError(f"turns is {self.turns}; expected limits of at least 1")
+            yield f"turns is {self.turns}; expected limits of at least 1"
         if bool(self.every) == (self.success is not None):
-            raise ValueError(
-                "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
-            )
+            yield "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
         if self.every and self.window != 64:
-            raise ValueError("window counts only with `success`; leave it out")
-        return self
+            yield "window counts only with `success`; leave it out"
 
 
 class MonitorConfig(Section):

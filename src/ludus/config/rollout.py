@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ludus.config.section import Section, refuse_password
+from ludus.config.section import Section, password_problem
 
 
 class RolloutConfig(Section):
@@ -47,10 +48,8 @@ class OutsideConfig(Section):
     model: str = ""
     """Which of the endpoint's models to use. Empty: the only one it serves."""
 
-    @model_validator(mode="after")
-    def _holds_no_secret(self) -> OutsideConfig:
-        refuse_password(self.url, key="url")
-        return self
+    def problems(self) -> Iterator[str]:
+        return password_problem(self.url, key="url")
 
 
 OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")
@@ -84,28 +83,22 @@ class CrossPolicyConfig(Section):
         """The outside models that return text without logprobs."""
         return [name for name, outside in self.outside.items() if outside.kind == "chat"]
 
-    @model_validator(mode="after")
-    def _another_policy_samples(self) -> CrossPolicyConfig:
+    def problems(self) -> Iterator[str]:
         if sum(self.others.values()) >= 1:
-            raise ValueError(f"cross_policy has chances {self.others}, which leave no turn to the current policy")
+            yield f"cross_policy has chances {self.others}, which leave no turn to the current policy"
         if not self.stale and self.stale_every != 25:
-            raise ValueError("cross_policy.stale_every counts only with cross_policy.stale; leave it out")
+            yield "cross_policy.stale_every counts only with cross_policy.stale; leave it out"
         for key, off in (("draw", "turn"), ("schedule", [])):
             if not self.others and getattr(self, key) != off:
-                raise ValueError(
+                yield (
                     f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or "
                     "cross_policy.outside; leave it out"
                 )
         if taken := set(self.outside) & set(OWN_NAMES):
-            raise ValueError(f"cross_policy.outside.{min(taken)} has the name of a policy of the run; rename it")
-        return self
-
-    @model_validator(mode="after")
-    def _points_are_in_order(self) -> CrossPolicyConfig:
+            yield f"cross_policy.outside.{min(taken)} has the name of a policy of the run; rename it"
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)) or any(step < 0 or not 0 <= part <= 1 for step, part in self.schedule):
-            raise ValueError(
+            yield (
                 f"cross_policy.schedule is {[list(point) for point in self.schedule]}; expected points [step, factor] "
                 "with growing steps from 0 on and factors from 0 to 1"
             )
-        return self

@@ -51,11 +51,9 @@ class Registry(Generic[P]):
         if name in self.built_in():
             return self._pieces[name]
         if name not in self._outside:
-            self._outside[name] = self._make(name, self._load(name))
+            found = find(name, key=self.key, known=self._pieces, group=self.group)
+            self._outside[name] = self._make(name, found)
         return self._outside[name]
-
-    def _load(self, name: str) -> Any:
-        return find(name, key=self.key, known=self.built_in(), group=self.group)
 
     def built_in(self) -> dict[str, P]:
         if self._home:

@@ -288,14 +288,15 @@ class Trajectory:
     def oldest_version(self) -> int | None:
         """The oldest version of the current policy among the sampled tokens; None when nothing was
         sampled."""
-        foreign = [turn.index for turn in self.turns if turn.policy != CURRENT]
-        oldest: int | None = None
-        for sequence in self.sequences:
-            own = sequence.sampled & ~np.isin(sequence.turns, foreign) if foreign else sequence.sampled
-            versions = sequence.versions[own]
-            if len(versions):
-                oldest = int(versions.min()) if oldest is None else min(oldest, int(versions.min()))
-        return oldest
+        masked = zip(self.sequences, self.sampled_by_current, strict=True)
+        versions = (sequence.versions[own] for sequence, own in masked)
+        return min((int(own.min()) for own in versions if len(own)), default=None)
+
+    @property
+    def sampled_by_current(self) -> list[np.ndarray]:
+        """Per sequence, the mask of the tokens that the current policy sampled."""
+        others = [turn.index for turn in self.turns if turn.policy != CURRENT]
+        return [s.sampled & ~np.isin(s.turns, others) if others else s.sampled for s in self.sequences]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.registry import advantage
 from ludus.config import Section
+from ludus.config.pieces import advantage
 from ludus.types import Group
 
 TOLERANCE = 1e-6

@@ -16,8 +16,8 @@ from collections.abc import Sequence as Seq
 
 from pydantic import Field
 
-from ludus.algorithms.registry import piece
 from ludus.config import Section
+from ludus.config.pieces import piece
 
 Counts = Seq[Seq[int]]
 """`counts[i][s]`: the sampled tokens of sequence s of trajectory i."""

@@ -24,8 +24,8 @@ import numpy as np
 from pydantic import Field
 
 from ludus.algorithms.advantages import differs, rewards_of
-from ludus.algorithms.registry import group_filter
 from ludus.config import Section
+from ludus.config.pieces import group_filter
 from ludus.types import Group
 
 Rescale = Literal["none", "linear", "sqrt"]

@@ -23,8 +23,8 @@ import numpy as np
 from pydantic import Field
 
 from ludus.algorithms.advantages import GroupOptions, group_advantages, rewards_of
-from ludus.algorithms.registry import advantage
 from ludus.algorithms.returns import return_to_go, turn_rewards
+from ludus.config.pieces import advantage
 from ludus.types import Group, Observation, Trajectory
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from ludus.algorithms.losses import MAX_LOG_RATIO
-from ludus.algorithms.registry import piece
 from ludus.config import Section
+from ludus.config.pieces import piece
 
 if TYPE_CHECKING:
     from torch import Tensor

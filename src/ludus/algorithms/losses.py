@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from ludus.algorithms.algorithm import Tokens
-from ludus.algorithms.registry import loss, piece
 from ludus.config import Section
+from ludus.config.pieces import loss, piece
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -22,13 +22,14 @@ from typing import Literal
 import numpy as np
 
 from ludus.algorithms.advantages import differs
-from ludus.algorithms.registry import piece
 from ludus.config import Section
+from ludus.config.pieces import piece
 
 Statistics = Literal["token", "trajectory"]
 
 
 class TaskOptions(Section):
+    task_normalise: Statistics
     task_centre: bool = True
     """Subtract the environment's mean. false: only scale, so that signs stay and a group of equal
     rewards stays at 0."""
@@ -39,30 +40,25 @@ def unchanged(tokens: list[np.ndarray], environments: Seq[str], options: Section
     return tokens
 
 
-@piece("task_normalise", "token")
-def by_token(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
-    return whiten_by(tokens, environments, statistics="token", centre=options.task_centre)
-
-
 @piece("task_normalise", "trajectory")
-def by_trajectory(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
-    return whiten_by(tokens, environments, statistics="trajectory", centre=options.task_centre)
+@piece("task_normalise", "token")
+def by_environment(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
+    return whiten_by(tokens, environments, statistics=options.task_normalise, centre=options.task_centre)
 
 
 def whiten(
     values: Seq[np.ndarray],
+    counted: Seq[np.ndarray] | None = None,
     *,
     statistics: Statistics = "token",
     centre: bool = True,
-    counted: Seq[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """`values[i]`: the advantages of the sampled tokens of trajectory i; the result has the same
-    shape.
-
-    `counted[i]` marks the tokens that enter the statistics, such as one for each turn."""
+    shape. `counted[i]` marks those that enter the statistics, such as one for each turn."""
     flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)
-    own_weights = counted or [_weights(len(own), statistics) for own in values]
-    weights = np.concatenate([*own_weights, np.zeros(0)]).astype(np.float64)
+    if counted is None:
+        counted = [np.full(len(own), 1.0 if statistics == "token" else 1.0 / max(1, len(own))) for own in values]
+    weights = np.concatenate([*counted, np.zeros(0)]).astype(np.float64)
     if not len(flat) or (centre and not differs(flat)) or not flat.any():
         return [np.zeros(len(own), dtype=np.float32) for own in values]
     mean = np.average(flat, weights=weights) if centre else 0.0
@@ -83,7 +79,3 @@ def whiten_by(
         for index, own in zip(indices, done, strict=True):
             answer[index] = own
     return answer
-
-
-def _weights(count: int, statistics: Statistics) -> np.ndarray:
-    return np.full(count, 1.0 if statistics == "token" or not count else 1.0 / count)

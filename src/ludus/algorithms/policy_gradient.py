@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ludus.algorithms.algorithm import Tokens, Values
-from ludus.algorithms.credit import Credit, with_targets
+from ludus.algorithms.credit import Credit, placed, sampled_turns, with_targets
 from ludus.algorithms.filters import rescaled
 from ludus.algorithms.normalisation import whiten
 from ludus.config import AlgorithmConfig
@@ -95,10 +95,9 @@ class PolicyGradient:
 
     def _by_token(self, trajectory: Trajectory, estimate: Any) -> np.ndarray:
         """(M,) the advantage of each sampled token."""
-        turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
         if isinstance(estimate, Credit):
             return estimate.advantages.astype(np.float32)
-        estimate = np.asarray(estimate)
+        turns, estimate = sampled_turns(trajectory), np.asarray(estimate)
         if not estimate.ndim:
             return np.full(len(turns), estimate, np.float32)
         per, wanted = self._advantage.per, len(turns)
@@ -161,27 +160,19 @@ def _weighed(trajectory: Trajectory, tokens: np.ndarray, weights: Seq[float], *,
     begin = 0
     for sequence, weight in zip(trajectory.sequences, weights, strict=True):
         end = begin + sequence.num_sampled
-        advantages = np.zeros(len(sequence), dtype=np.float32)
-        advantages[sequence.sampled] = tokens[begin:end]
         if end > begin:
-            yield replace(
-                sequence,
-                advantages=frozen_array(advantages, np.float32),
-                weights=frozen_array(sequence.sampled * (weight * scale), np.float32),
-            )
+            weights = frozen_array(sequence.sampled * (weight * scale), np.float32)
+            yield replace(sequence, advantages=placed(tokens[begin:end], sequence), weights=weights)
         begin = end
 
 
 def _on_policy(trajectory: Trajectory) -> Trajectory:
     """Tokens that another policy sampled become context: they are read, but neither trained nor
     counted in a denominator."""
-    others = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
-    if not others:
+    if all(turn.policy == CURRENT for turn in trajectory.turns):
         return trajectory
-    masked = (
-        replace(sequence, sampled=frozen_array(sequence.sampled & ~np.isin(sequence.turns, others), np.bool_))
-        for sequence in trajectory.sequences
-    )
+    pairs = zip(trajectory.sequences, trajectory.sampled_by_current, strict=True)
+    masked = (replace(sequence, sampled=frozen_array(own, np.bool_)) for sequence, own in pairs)
     return replace(trajectory, sequences=tuple(masked))
 
 

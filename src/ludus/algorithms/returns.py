@@ -21,7 +21,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from ludus.algorithms.advantages import Discounted, mean_of_others
-from ludus.algorithms.registry import advantage
+from ludus.config.pieces import advantage
 from ludus.types import Group, Trajectory
 
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ludus.algorithms.registry import reward
 from ludus.config import Section
+from ludus.config.pieces import reward
 from ludus.types import Group, Observation, Stop, Trajectory
 
 

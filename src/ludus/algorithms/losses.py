@@ -57,8 +57,7 @@ class ClipOptions(CispoOptions):
 @loss("clip")
 def clip(tokens: Tokens, options: ClipOptions) -> tuple[Tensor, Diagnostics]:
     base, advantages = base_of(tokens, options), tokens.advantages
-    by_token = options.ratio == "token"
-    ratio = ratios(tokens.logprobs, base) if by_token else sequence_ratios(tokens.logprobs, base, rows=_rows(tokens))
+    ratio = ratios(tokens.logprobs, base, rows=_rows(tokens, options.ratio))
     low, high, dual = options.clip_low, options.clip_high, options.dual_clip
     detached = ratio.detach()
     diagnostics = {"ratio": detached, "clipped": clipped_share(detached, advantages, low=low, high=high)}
@@ -110,12 +109,8 @@ class BehaviourOptions(Section):
 @piece("ratio_base", "old")
 def old_policy(tokens: Tokens, options: OldOptions) -> Tensor | None:
     """The importance weights, or None where the loss has none."""
-    old, behaviour, cap = tokens.old_logprobs, tokens.behaviour_logprobs, options.importance_cap
-    if not cap:
-        return None
-    if options.importance == "token":
-        return importance_weights(old, behaviour, cap=cap)
-    return sequence_importance_weights(old, behaviour, cap=cap, rows=_rows(tokens))
+    cap, rows = options.importance_cap, _rows(tokens, options.importance)
+    return importance_weights(tokens.old_logprobs, tokens.behaviour_logprobs, cap=cap, rows=rows) if cap else None
 
 
 @piece("ratio_base", "behaviour")
@@ -127,18 +122,15 @@ def base_of(tokens: Tokens, options: LossOptions) -> Tensor:
     return tokens.old_logprobs if options.ratio_base == "old" else tokens.behaviour_logprobs
 
 
-def ratios(logprobs: Tensor, base: Tensor) -> Tensor:
-    """p / p_base per token, with the gradient of p."""
-    return (logprobs - base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def sequence_ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's sequence, at each of its tokens. `rows[t]` is
-    the sequence of token t. A trajectory that forked has one per sequence, because its sequences
-    may be in different microbatches."""
+def ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    """p / p_base per token, with the gradient of p. With `rows`, the sequence of each token: the
+    geometric mean over it. A trajectory that forked has one per sequence, because its sequences may
+    be in different microbatches."""
     logs = logprobs - base
-    means = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
-    return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[rows]
+    if rows is not None:
+        logs = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
+    ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return ratio if rows is None else ratio[rows]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float = 0.0) -> Tensor:
@@ -165,17 +157,18 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, low: float, hi
     return -ratio.detach().clamp(1 - low, 1 + high) * advantages * logprobs
 
 
-def importance_weights(old: Tensor, behaviour: Tensor, *, cap: float) -> Tensor:
-    """min(p_old / p_behaviour, cap) per token, without gradient (truncated importance sampling)."""
-    return (old - behaviour).detach().exp().clamp(max=cap)
+def importance_weights(old: Tensor, behaviour: Tensor, *, cap: float, rows: Tensor | None = None) -> Tensor:
+    """min(p_old / p_behaviour, cap) per token, without gradient (truncated importance sampling).
+    With `rows`: of the product over the token's sequence."""
+    logs = (old - behaviour).detach()
+    if rows is None:
+        return logs.exp().clamp(max=cap)
+    return _row_sums(logs, rows).exp().clamp(max=cap)[rows]
 
 
-def sequence_importance_weights(old: Tensor, behaviour: Tensor, *, cap: float, rows: Tensor) -> Tensor:
-    """min(product of p_old / p_behaviour over the sequence, cap), at each of its tokens."""
-    return _row_sums((old - behaviour).detach(), rows).exp().clamp(max=cap)[rows]
-
-
-def _rows(tokens: Tokens) -> Tensor:
+def _rows(tokens: Tokens, per: Literal["token", "sequence"]) -> Tensor | None:
+    if per == "token":
+        return None
     assert tokens.rows is not None, "a sequence ratio needs to know which sequence a token belongs to"
     return tokens.rows
 

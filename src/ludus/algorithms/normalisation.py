@@ -14,7 +14,6 @@ paper. Left out: the published epsilon of 1e-6 under sigma; equal values give ex
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from typing import Literal
@@ -70,12 +69,9 @@ def whiten_by(
     values: Seq[np.ndarray], keys: Seq[Hashable], *, statistics: Statistics = "token", centre: bool = True
 ) -> list[np.ndarray]:
     """`whiten` among the trajectories with equal keys, such as an environment's name."""
-    members: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for index, key in enumerate(keys):
-        members[key].append(index)
-    answer = [np.zeros(0, dtype=np.float32)] * len(values)
-    for indices in members.values():
+    whitened: dict[int, np.ndarray] = {}
+    for key in set(keys):
+        indices = [index for index, own in enumerate(keys) if own == key]
         done = whiten([values[index] for index in indices], statistics=statistics, centre=centre)
-        for index, own in zip(indices, done, strict=True):
-            answer[index] = own
-    return answer
+        whitened.update(zip(indices, done, strict=True))
+    return [whitened[index] for index in range(len(values))]

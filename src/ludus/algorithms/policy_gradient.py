@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,22 +70,23 @@ class PolicyGradient:
         estimates = list(self._estimates(kept, values))
         credits = [own for own in estimates if isinstance(own, Credit)]
         assert len(credits) in (0, len(estimates)), "a Credit for every trajectory, or for none"
-        counted = [credit.counted for credit in credits] or None
         tokens = [self._by_token(*each) for each in zip(trajectories, estimates, strict=True)]
-        sequences = self._sequences(trajectories, self._normalised(tokens, trajectories, counted), len(groups), kept)
+        if self.config.get("normalise") == "batch":
+            tokens = whiten(tokens, counted=[credit.counted for credit in credits] or None)
+        else:
+            tokens = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
+        sequences = self._sequences(trajectories, tokens, share=len(kept) / max(1, len(groups)))
         return Batch(with_targets(sequences, credits) if credits else sequences, groups=kept, metrics=metrics)
 
     def _estimates(self, groups: Seq[Group], values: Values | None) -> Iterator[Any]:
         """Per trajectory, what the advantage piece returns."""
-        asked: list[np.ndarray] = []
+        asked: Iterator[np.ndarray] = iter(())
         if self.needs_values:
             assert values is not None, "this advantage needs a critic"
-            asked = values([trajectory for group in groups for trajectory in group.trajectories])
-        begin = 0
+            asked = iter(values([trajectory for group in groups for trajectory in group.trajectories]))
         for group in groups:
             size = len(group.trajectories)
-            given = {"values": asked[begin : begin + size]} if self.needs_values else {}
-            begin += size
+            given = {"values": list(islice(asked, size))} if self.needs_values else {}
             found = self._estimate(group, **given)
             if len(found) != size:
                 raise TrainerFailed(
@@ -111,20 +113,13 @@ class PolicyGradient:
         tokens: np.ndarray = estimate if per == "token" else estimate[turns]
         return tokens.astype(np.float32)
 
-    def _normalised(
-        self, tokens: list[np.ndarray], trajectories: Seq[Trajectory], counted: list[np.ndarray] | None
-    ) -> list[np.ndarray]:
-        if self.config.get("normalise") == "batch":
-            return whiten(tokens, counted=counted)
-        normalised: list[np.ndarray] = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
-        return normalised
-
     def _sequences(
-        self, trajectories: Seq[Trajectory], tokens: list[np.ndarray], num_groups: int, kept: Seq[Group]
+        self, trajectories: Seq[Trajectory], tokens: Seq[np.ndarray], *, share: float
     ) -> tuple[Sequence, ...]:
-        """`tokens`: per trajectory, the advantages of its sampled tokens."""
+        """`tokens`: per trajectory, the advantages of its sampled tokens. `share`: of the groups,
+        those that are trained."""
         counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
-        scale = rescaled(len(kept) / max(1, num_groups), rescale=self.config.get("filter_rescale", "none"))
+        scale = rescaled(share, rescale=self.config.get("filter_rescale", "none"))
         rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
         return tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
 

@@ -40,13 +40,7 @@ def unfinished(group: Group, options: UnfinishedOptions) -> Group:
     wanted = options.unfinished_reward
     if wanted is None:
         return group
-
-    def shape(trajectory: Trajectory) -> Trajectory:
-        if trajectory.stop is Stop.DONE:
-            return trajectory
-        return _with_last_reward(_without_rewards(trajectory), wanted)
-
-    return _each(group, shape)
+    return _each(group, lambda own: own if own.stop is Stop.DONE else _with_last_reward(_without_rewards(own), wanted))
 
 
 @reward("overlong")

@@ -3,11 +3,14 @@
     gae           GAE over all sampled tokens of a trajectory, across turns    PPO (1707.06347)
     turn_gae      GAE over turns, V read before a turn's first token           Agent-R1 (2511.14460)
     bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   VAGEN, RAGEN (2504.20073)
+    archer        min Q(s, a) - min V(s), for every token of the turn          ArCHer (2402.19446)
 
-Returns are advantage + value. Promise: the recursion runs over sampled tokens, or over turns that
-sampled any; observations neither discount nor carry anything. With `bootstrap`, a session that a
-limit cut continues with the value before its last token, because the value after it is not
-computed. One that was done, or that ended for invalid actions, never does.
+The critic itself (`trainer/critics/archer.py`) computes the last one. Asking that critic also
+trains it: the turns are added to its replay buffer first. For the others, returns are
+advantage + value. Promise: the recursion runs over sampled tokens, or over turns that sampled any;
+observations neither discount nor carry anything. With `bootstrap`, a session that a limit cut
+continues with the value before its last token, because the value after it is not computed. One that
+was done, or that ended for invalid actions, never does.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from ludus.algorithms.advantages import Discounted
 from ludus.algorithms.returns import bilevel_gae, gae, token_rewards, turn_rewards
 from ludus.config import Section
 from ludus.config.pieces import advantage
@@ -54,6 +58,11 @@ class Credit:
 @advantage("gae", critics=("head", "model"))
 def credits_of(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
     return [_credit(*each, options) for each in zip(group.trajectories, values, strict=True)]
+
+
+@advantage("archer", per="token", critics=("archer",), trains_critic=True)
+def archer(group: Group, options: Discounted, values: Seq[np.ndarray]) -> Seq[np.ndarray]:
+    return values
 
 
 def _credit(trajectory: Trajectory, values: np.ndarray, options: CreditOptions) -> Credit:

@@ -40,10 +40,7 @@ def turn_rewards(trajectory: Trajectory) -> np.ndarray:
 
 def return_to_go(rewards: np.ndarray, *, discount: float) -> np.ndarray:
     """Example: rewards [0, 1], discount 0.5 -> [0.5, 1]."""
-    returns, after = np.zeros(len(rewards)), 0.0
-    for turn in reversed(range(len(rewards))):
-        returns[turn] = after = rewards[turn] + discount * after
-    return returns
+    return gae(rewards, np.zeros(len(rewards)), discount=discount, gae_lambda=1.0)
 
 
 def gae(

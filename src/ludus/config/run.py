@@ -11,9 +11,15 @@ from pydantic import Field, SerializeAsAny
 from ludus.config.algorithm import AlgorithmConfig, CriticConfig
 from ludus.config.engine import EngineConfig
 from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, WorkersConfig
-from ludus.config.evaluation import EvaluationConfig, StoreConfig
 from ludus.config.model import LoraConfig, ModelConfig, TeacherConfig
-from ludus.config.pipeline import CurriculumConfig, HorizonConfig, MonitorConfig, PipelineConfig
+from ludus.config.pipeline import (
+    CurriculumConfig,
+    EvaluationConfig,
+    HorizonConfig,
+    MonitorConfig,
+    PipelineConfig,
+    StoreConfig,
+)
 from ludus.config.rollout import CrossPolicyConfig, RolloutConfig
 from ludus.config.section import Section
 from ludus.config.trainer import EvolveConfig, SftConfig, TrainerConfig

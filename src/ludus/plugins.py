@@ -83,16 +83,14 @@ def resolve(source: str) -> Any:
     path, _, name = source.rpartition(":")
     if not path or not name.isidentifier():
         raise ConfigError(f"{source!r} is not an import path; expected module:name or file.py:name")
-    module = load_file(path) if path.endswith(".py") else load_module(path)
+    if path.endswith(".py"):
+        module = load_file(path)
+    else:
+        _append_to_path(os.getcwd())
+        module = _imported(lambda: importlib.import_module(path), f"module {path!r}")
     if not hasattr(module, name):
         raise ConfigError(f"{source!r}: there is no {name!r} in it.{nearest(name, vars(module))}")
     return getattr(module, name)
-
-
-def load_module(name: str) -> ModuleType:
-    _append_to_path(os.getcwd())
-    module: ModuleType = _imported(lambda: importlib.import_module(name), f"module {name!r}")
-    return module
 
 
 def load_file(file: str) -> ModuleType:

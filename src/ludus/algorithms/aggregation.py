@@ -12,6 +12,7 @@ of the denominator.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from pydantic import Field
@@ -27,36 +28,36 @@ Weights = list[list[float]]
 
 class ConstantOptions(Section):
     aggregate_tokens: int = Field(gt=0)
-    """The constant that a trajectory's sum over tokens is divided by, such as the most tokens that
-    it may sample."""
+    """Divides a trajectory's sum over tokens; for example the most tokens that it may sample."""
 
 
 @piece("aggregate", "token")
 def by_token(counts: Counts, options: Section) -> Weights:
     total = sum(map(sum, counts))
-    return [[1.0 / total if sum(own) else 0.0] * len(own) for own in counts]
+    return _inverse(counts, lambda own, count: total)
 
 
 @piece("aggregate", "trajectory")
 def by_trajectory(counts: Counts, options: Section) -> Weights:
     trajectories = _num_trajectories(counts)
-    return [[1.0 / (trajectories * sum(own)) if sum(own) else 0.0] * len(own) for own in counts]
+    return _inverse(counts, lambda own, count: trajectories * sum(own))
 
 
 @piece("aggregate", "sequence")
 def by_sequence(counts: Counts, options: Section) -> Weights:
     trajectories = _num_trajectories(counts)
-    rows = [sum(count > 0 for count in own) for own in counts]
-    return [
-        [1.0 / (trajectories * number * count) if count else 0.0 for count in own]
-        for own, number in zip(counts, rows, strict=True)
-    ]
+    return _inverse(counts, lambda own, count: trajectories * sum(other > 0 for other in own) * count)
 
 
 @piece("aggregate", "constant")
 def by_constant(counts: Counts, options: ConstantOptions) -> Weights:
     trajectories = _num_trajectories(counts)
-    return [[1.0 / (trajectories * options.aggregate_tokens) if count else 0.0 for count in own] for own in counts]
+    return _inverse(counts, lambda own, count: trajectories * options.aggregate_tokens)
+
+
+def _inverse(counts: Counts, denominator: Callable[[Seq[int], int], int]) -> Weights:
+    """1 / denominator(counts of the trajectory, count), and 0 for a sequence without samples."""
+    return [[1.0 / denominator(own, count) if count else 0.0 for count in own] for own in counts]
 
 
 def _num_trajectories(counts: Counts) -> int:

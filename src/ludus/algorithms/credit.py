@@ -90,11 +90,7 @@ def with_targets(sequences: Seq[Sequence], credits: Seq[Credit]) -> tuple[Sequen
     """Adds the critic's targets. `sequences` are those of the credits' trajectories that sampled
     anything, in order. Every token before which the critic is asked weighs the same."""
     total = max(1, sum(int(credit.counted.sum()) for credit in credits))
-    columns = (
-        [credit.values for credit in credits],
-        [credit.returns for credit in credits],
-        [credit.counted / total for credit in credits],
-    )
+    columns = zip(*((own.values, own.returns, own.counted / total) for own in credits), strict=True)
     flats = [np.concatenate([*parts, np.zeros(0)]) for parts in columns]
     given, begin = [], 0
     for sequence in sequences:

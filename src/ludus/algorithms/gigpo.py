@@ -21,13 +21,15 @@ from collections.abc import Sequence as Seq
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.advantages import Discounted, GroupOptions, Normalise, group_advantages, rewards_of
+from ludus.algorithms.advantages import GroupOptions, Normalise, group_advantages, rewards_of
 from ludus.algorithms.returns import return_to_go, turn_rewards
 from ludus.config.pieces import advantage
 from ludus.types import Group, Observation, Trajectory
 
 
-class GigpoOptions(GroupOptions, Discounted):
+class GigpoOptions(GroupOptions):
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Discount gamma per turn."""
     state_weight: float = Field(default=1.0, gt=0)
     """Weight of the comparison between turns with equal states."""
 

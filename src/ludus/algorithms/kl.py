@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K3 = 10.0
-"""As in AgentRL (2510.04206): a token that the reference finds impossible must not outweigh a
-batch."""
+"""As in AgentRL (2510.04206): one token must not outweigh a batch."""
 
 
 class KlOptions(Section):

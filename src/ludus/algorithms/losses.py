@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 Diagnostics = dict[str, "Tensor"]
 MAX_LOG_RATIO = 20.0
-"""exp of more is useless as a ratio, and infinity would turn the clipped branch's gradient into
-NaN."""
+"""exp of more is useless as a ratio; infinity would make the clipped branch's gradient NaN."""
 
 
 class LossOptions(Section):
@@ -124,8 +123,7 @@ def base_of(tokens: Tokens, options: LossOptions) -> Tensor:
 
 def ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor | None = None) -> Tensor:
     """p / p_base per token, with the gradient of p. With `rows`, the sequence of each token: the
-    geometric mean over it. A trajectory that forked has one per sequence, because its sequences may
-    be in different microbatches."""
+    geometric mean over it, not over the trajectory, which may be in several microbatches."""
     logs = logprobs - base
     if rows is not None:
         logs = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)

@@ -1,5 +1,4 @@
-"""Advantages normalised over more than a group. Promise: mean 0 and std 1 of the values in the
-loss.
+"""Advantages normalised over more than a group. Promise: their mean is 0 and their std 1.
 
     batch            A~ = (A - mu) / sigma        over the sampled tokens of the batch
                      REINFORCE++ (2501.03262)
@@ -14,7 +13,6 @@ paper. Left out: the published epsilon of 1e-6 under sigma; equal values give ex
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -41,8 +39,15 @@ def unchanged(tokens: list[np.ndarray], environments: Seq[str], options: Section
 
 @piece("task_normalise", "trajectory")
 @piece("task_normalise", "token")
-def by_environment(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
-    return whiten_by(tokens, environments, statistics=options.task_normalise, centre=options.task_centre)
+def whiten_by(values: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
+    """`whiten` among the trajectories of each environment."""
+    whitened: dict[int, np.ndarray] = {}
+    for name in set(environments):
+        indices = [index for index, own in enumerate(environments) if own == name]
+        chosen = [values[index] for index in indices]
+        done = whiten(chosen, statistics=options.task_normalise, centre=options.task_centre)
+        whitened.update(zip(indices, done, strict=True))
+    return [whitened[index] for index in range(len(values))]
 
 
 def whiten(
@@ -63,15 +68,3 @@ def whiten(
     mean = np.average(flat, weights=weights) if centre else 0.0
     deviation = np.sqrt(np.average((flat - mean) ** 2, weights=weights))
     return [((own.astype(np.float64) - mean) / deviation).astype(np.float32) for own in values]
-
-
-def whiten_by(
-    values: Seq[np.ndarray], keys: Seq[Hashable], *, statistics: Statistics = "token", centre: bool = True
-) -> list[np.ndarray]:
-    """`whiten` among the trajectories with equal keys, such as an environment's name."""
-    whitened: dict[int, np.ndarray] = {}
-    for key in set(keys):
-        indices = [index for index, own in enumerate(keys) if own == key]
-        done = whiten([values[index] for index in indices], statistics=statistics, centre=centre)
-        whitened.update(zip(indices, done, strict=True))
-    return [whitened[index] for index in range(len(values))]

@@ -28,7 +28,7 @@ from ludus.algorithms.credit import Credit, placed, sampled_turns, with_targets
 from ludus.algorithms.filters import rescaled
 from ludus.algorithms.normalisation import whiten
 from ludus.config import AlgorithmConfig
-from ludus.config.pieces import FILTERS
+from ludus.config.pieces import KINDS
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
@@ -47,7 +47,7 @@ class PolicyGradient:
         self.trains_critic = self._advantage.trains_critic
 
     def wants(self, group: Group) -> bool:
-        return not FILTERS.find(self.config.filter).replaces or bool(self._keep([self.shaped(group)]))
+        return not KINDS["filter"].find(self.config.filter).replaces or bool(self._keep([self.shaped(group)]))
 
     def shaped(self, group: Group) -> Group:
         for shape in self._shapers:
@@ -116,8 +116,7 @@ class PolicyGradient:
     def _sequences(
         self, trajectories: Seq[Trajectory], tokens: Seq[np.ndarray], *, share: float
     ) -> tuple[Sequence, ...]:
-        """`tokens`: per trajectory, the advantages of its sampled tokens. `share`: of the groups,
-        those that are trained."""
+        """`tokens`: per trajectory, the advantages of its sampled tokens. `share`: of kept groups."""
         counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
         scale = rescaled(share, rescale=self.config.get("filter_rescale", "none"))
         rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
@@ -156,14 +155,13 @@ def _weighed(trajectory: Trajectory, tokens: np.ndarray, weights: Seq[float], *,
     for sequence, weight in zip(trajectory.sequences, weights, strict=True):
         end = begin + sequence.num_sampled
         if end > begin:
-            weights = frozen_array(sequence.sampled * (weight * scale), np.float32)
-            yield replace(sequence, advantages=placed(tokens[begin:end], sequence), weights=weights)
+            own = frozen_array(sequence.sampled * (weight * scale), np.float32)
+            yield replace(sequence, advantages=placed(tokens[begin:end], sequence), weights=own)
         begin = end
 
 
 def _on_policy(trajectory: Trajectory) -> Trajectory:
-    """Tokens that another policy sampled become context: they are read, but neither trained nor
-    counted in a denominator."""
+    """Tokens of other policies become context: neither trained nor counted in a denominator."""
     if all(turn.policy == CURRENT for turn in trajectory.turns):
         return trajectory
     pairs = zip(trajectory.sequences, trajectory.sampled_by_current, strict=True)

@@ -33,8 +33,7 @@ def return_to_go_advantages(group: Group, options: Discounted) -> list[np.ndarra
 
 
 def turn_rewards(trajectory: Trajectory) -> np.ndarray:
-    """(K,) the reward of each turn's action. No action earned the first observation's reward, so it
-    is left out."""
+    """(K,) the reward of each turn's action. No action earned that of the first observation."""
     return np.array([turn.observation.reward for turn in trajectory.turns], dtype=np.float64)
 
 
@@ -56,8 +55,7 @@ def gae(
 
 
 def token_rewards(rewards: Seq[float], *, sampled: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """(T,) each turn's reward on its last sampled token. A turn without sampled tokens passes its
-    reward to the turn before it."""
+    """(T,) each turn's reward on its last sampled token; without one, on the turn before it."""
     placed, carried = np.zeros(len(sampled)), 0.0
     for turn in reversed(range(len(rewards))):
         own = np.flatnonzero(sampled & (turns == turn))

@@ -1,5 +1,4 @@
-"""Warnings about combinations that train, but with surprises. The config refuses those that are
-known not to work."""
+"""Warnings about combinations that train with surprises. The config refuses those that fail."""
 
 from __future__ import annotations
 

@@ -56,7 +56,6 @@ class WorkersConfig(Section):
 
 class ControllerConfig(Section):
     token_file: str = ""
-    """File with the access token for the controllers in environments.NAME.at. Empty: LUDUS_TOKEN,
-    if it is set."""
+    """File with the access token for controllers. Empty: LUDUS_TOKEN, if it is set."""
     wait_s: float = Field(default=300.0, gt=0)
     """Seconds that a session waits for a free slot of a worker before it fails."""

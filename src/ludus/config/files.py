@@ -88,8 +88,7 @@ def _section(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str, *, annotation: Any) -> Any:
-    """The text as a TOML value; the text itself if it is none or if the key expects text, as in
-    name=2024 or model.name=tiny."""
+    """As a TOML value; as it is if it is none (model.name=tiny) or text is expected (name=2024)."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -12,14 +12,11 @@ from ludus.config.section import Section
 
 class ModelConfig(Section):
     name: str = "tiny"
-    """The policy's model: a folder, a hub name, a pulled model (`ludus models list`), or `tiny`,
-    which is created from the seed."""
+    """A folder, a hub name, a pulled model (`ludus models list`), or `tiny`, made from the seed."""
     device: str = "auto"
-    """Device of engine and trainer: auto (a GPU if there is one), cpu, cuda or cuda:N. Use
-    `devices` to give them one each."""
+    """auto (a GPU if there is one), cpu, cuda or cuda:N. `devices` sets one for engine and trainer."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights. auto: bfloat16 on a GPU with compute capability 8 or higher,
-    float32 elsewhere."""
+    """Type of the weights. auto: bfloat16 on a GPU of compute capability 8 or higher, else float32."""
     chat_template: str = ""
     """Path of a Jinja file that replaces the model's chat template. Empty: the model's own."""
     tool_format: Literal["auto", "hermes", "llama3", "smollm2", "json"] = "auto"
@@ -45,5 +42,4 @@ class LoraConfig(Section):
 
 class TeacherConfig(Section):
     model: str = ""
-    """Teacher of algorithm.advantage = "teacher": a folder, a pulled model or a hub name, with the
-    policy's tokenizer."""
+    """For advantage "teacher": a folder, pulled model or hub name with the policy's tokenizer."""

@@ -1,8 +1,7 @@
 """The pieces that an algorithm is put together from, by kind and name.
 
 A piece is a function with an argument `options`, whose annotation names the pydantic model of the
-piece's own keys in [algorithm]. `ludus.algorithms` registers the built-in ones with the decorators
-at the end.
+piece's own keys in [algorithm]. `ludus.algorithms` registers the built-in ones.
 """
 
 from __future__ import annotations
@@ -103,11 +102,10 @@ def _registry(kind: str, type_: type[P], first: str = "", *, group: str = "") ->
 
 
 ADVANTAGES = _registry("advantage", Advantage, "group", group="ludus.advantages")
-FILTERS = _registry("filter", Filter, "groups", group="ludus.filters")
 KINDS: dict[str, Registry[Any]] = {
     "advantage": ADVANTAGES,
     "rewards": _registry("rewards", Piece, "group", group="ludus.rewards"),
-    "filter": FILTERS,
+    "filter": _registry("filter", Filter, "groups", group="ludus.filters"),
     "task_normalise": _registry("task_normalise", Piece),
     "aggregate": _registry("aggregate", Piece),
     "loss": _registry("loss", Piece, "tokens", group="ludus.losses"),
@@ -118,7 +116,7 @@ KINDS: dict[str, Registry[Any]] = {
 
 
 def piece(kind: str, name: str = "", **traits: Any) -> Callable[[F], F]:
-    """Makes a function a piece, with the traits of `Advantage` or `Filter`. Without a name, a run
+    """Makes a function a piece. `traits`: fields of `Advantage` or `Filter`. Without a name, a run
     file names it by its import path."""
 
     def register(function: F) -> F:

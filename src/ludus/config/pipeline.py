@@ -49,8 +49,7 @@ class CurriculumConfig(Section):
     rank_temperature: float = Field(default=1.0, gt=0)
     """replay: a task's chance is proportional to rank^(-1 / temperature). Smaller is greedier."""
     staleness_share: float = Field(default=0.1, gt=0, le=1)
-    """replay: share of the chances that goes by the time since a task was last played, so that
-    every task is revisited."""
+    """replay: share of the chances that goes by the time since a task was last played."""
     mix: Literal["weights", "tokens", "success"] = "weights"
     """What the environments share in proportion to their weights. weights: groups. tokens: trained
     tokens. success: groups, with more for environments that are neither solved nor hopeless."""
@@ -104,8 +103,7 @@ class MonitorConfig(Section):
 
 class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
-    """Optimiser steps between evaluations on held-out tasks, which run beside training. 0: no
-    evaluation during training."""
+    """Optimiser steps between evaluations on held-out tasks, beside training. 0: no evaluation."""
     split: str = "test"
     """Split of the held-out tasks."""
     num_tasks: int = Field(default=64, gt=0)
@@ -128,5 +126,4 @@ class StoreConfig(Section):
     tensorboard: bool = True
     """Write metrics for TensorBoard too."""
     trackers: list[str] = []
-    """Other trackers, each by its import path, such as my_module:MyTracker, or by the name of an entry
-    point in the group ludus.trackers."""
+    """Other trackers: import paths such as my_module:MyTracker, or entry points of ludus.trackers."""

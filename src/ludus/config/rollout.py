@@ -18,8 +18,7 @@ class RolloutConfig(Section):
     retries: int = Field(default=1, ge=0)
     """How often a failed attempt is restarted before it is left out."""
     max_turns: int = Field(default=16, gt=0)
-    """Turns of a session. At the limit the session ends as max_turns. An environment's own
-    max_turns takes precedence."""
+    """Turns of a session. At the limit it ends as max_turns. An environment may have its own limit."""
     max_turn_tokens: int = Field(default=64, gt=0)
     """Sampled tokens of a turn. At the limit the session ends as max_turn_tokens."""
     max_tokens: int = Field(default=1024, gt=0)
@@ -42,9 +41,8 @@ class OutsideConfig(Section):
     chance: float = Field(gt=0, lt=1)
     """Chance that this model samples a turn (or a session: see `draw`)."""
     kind: Literal["chat", "server"] = "chat"
-    """chat: returns text, which is encoded with the policy's tokenizer and has no logprobs, so it
-    can only be masked. server: has the policy's tokenizer and returns token ids and logprobs, which
-    may be trained on."""
+    """chat: returns text without logprobs, which can only be masked. server: has the policy's
+    tokenizer and returns token ids and logprobs, which may be trained on."""
     model: str = ""
     """Which of the endpoint's models to use. Empty: the only one it serves."""
 
@@ -78,22 +76,16 @@ class CrossPolicyConfig(Section):
         ours = {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
         return ours | {name: outside.chance for name, outside in self.outside.items()}
 
-    @property
-    def in_words(self) -> list[str]:
-        """The outside models that return text without logprobs."""
-        return [name for name, outside in self.outside.items() if outside.kind == "chat"]
-
     def problems(self) -> Iterator[str]:
         if sum(self.others.values()) >= 1:
             yield f"cross_policy has chances {self.others}, which leave no turn to the current policy"
         if not self.stale and self.stale_every != 25:
             yield "cross_policy.stale_every counts only with cross_policy.stale; leave it out"
-        for key, off in (("draw", "turn"), ("schedule", [])):
-            if not self.others and getattr(self, key) != off:
-                yield (
-                    f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or "
-                    "cross_policy.outside; leave it out"
-                )
+        for key in self.changed(*(() if self.others else ("draw", "schedule"))):
+            yield (
+                f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or "
+                "cross_policy.outside; leave it out"
+            )
         if taken := set(self.outside) & set(OWN_NAMES):
             yield f"cross_policy.outside.{min(taken)} has the name of a policy of the run; rename it"
         steps = [step for step, _ in self.schedule]

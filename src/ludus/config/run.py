@@ -94,13 +94,16 @@ class RunConfig(Section):
             )
         if masked and not others:
             yield "algorithm.off_policy is 'mask', but only the current policy samples; set cross_policy.stale too"
-        if not masked and (names := self.cross_policy.in_words):
+        chats, servers = (
+            [name for name, outside in self.cross_policy.outside.items() if outside.kind == kind]
+            for kind in ("chat", "server")
+        )
+        if chats and not masked:
             yield (
-                f"algorithm.off_policy is 'train', but cross_policy.outside.{names[0]} returns text without logprobs, "
+                f"algorithm.off_policy is 'train', but cross_policy.outside.{chats[0]} returns text without logprobs, "
                 "so it cannot be the behaviour policy of a ratio; set algorithm.off_policy = 'mask', or its kind = "
                 "'server' if it returns token ids and logprobs"
             )
-        servers = [name for name, outside in self.cross_policy.outside.items() if outside.kind == "server"]
         if servers and self.rollout.temperature != 1.0:
             yield (
                 f"cross_policy.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, "
@@ -160,8 +163,7 @@ class RunConfig(Section):
             )
 
     def only(self, names: Collection[str]) -> RunConfig:
-        """The run with these environments alone, and without sections that only the others used, so
-        that it reads back."""
+        """The run with these environments alone, without sections that only the others used."""
         kept = {name: section for name, section in self.environments.items() if name in names}
         places = {section.at for section in kept.values()}
         workers = self.workers if WORKERS in places else WorkersConfig()

@@ -1,6 +1,7 @@
 """Messages, tools and calls in OpenAI's chat format, and back. Pure: no HTTP, no torch.
 
-Promise: what the strict readers accept is read completely; a tolerant reader loses no text.
+Promise: what `read_tool`, `read_call` and `read_message` accept is read completely, and
+`read_action` loses no text.
 
     tool       {"type": "function", "function": {"name", "description", "parameters": JSON schema}}
     tool call  {"id", "type": "function", "function": {"name", "arguments": JSON as a string}}
@@ -46,9 +47,6 @@ def action_to_openai(action: Action) -> dict[str, Any]:
     return message_to_openai(Message("assistant", action.content, tool_calls=action.tool_calls))
 
 
-# ------------------------------------------------------------------------------------------------ strict readers
-
-
 def read_tool(raw: Any) -> Tool:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -83,9 +81,6 @@ def read_message(raw: Mapping[str, Any]) -> Message:
     calls = tuple(map(read_call, raw_calls or ()))
     call_id, name = (str(raw.get(key) or "") for key in ("tool_call_id", "name"))
     return Message(cast(Role, role), content, tool_calls=calls, tool_call_id=call_id, name=name)
-
-
-# ------------------------------------------------------------------------------------------------ tolerant readers
 
 
 def read_arguments(raw: Any) -> tuple[dict[str, Any], str]:

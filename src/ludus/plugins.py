@@ -4,8 +4,7 @@
     "my_module:name"    an object in a module on the path or in the current folder
     "my_file.py:name"   an object in a file
 
-Promise: an unknown name is refused with the near one, and an object that cannot be imported with
-the reason.
+Promise: an unknown name is refused with the near one, a failed import with the reason.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def find(name: str, *, key: str, known: Iterable[str], group: str) -> Any:
-    """The object of an entry point of `group`, or of an import path, that the run file's `key` names.
+    """The object of an entry point of `group`, or of an import path, that a run file's `key` names.
     `known` are the built-in names, for the error."""
     points = installed(group)
     if name in points:

@@ -24,7 +24,7 @@ CURRENT = "current"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Plain data with a stable id. Example: Task("guess/train/17", "guess", "train", {"low": 3})."""
+    """Data with a stable id. Example: Task("guess/train/17", "guess", "train", {"low": 3})."""
 
     id: str
     environment: str
@@ -96,8 +96,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment says. `tools` replaces the tools on offer; None keeps them. `invalid`:
-    the action could not be carried out."""
+    """`tools` replaces the tools on offer; None keeps them. `invalid`: the action was impossible."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] | None = None
@@ -228,8 +227,7 @@ class Trajectory:
     sequences: tuple[Sequence, ...]
     stop: Stop
     failure: str = ""
-    """For an unscored stop: the border that failed and why, e.g. "EnvironmentFailed: act raised
-    KeyError: 'x'"."""
+    """For an unscored stop: what failed, e.g. "EnvironmentFailed: act raised KeyError: 'x'"."""
     max_turns: int = 0
     seconds: float = 0.0
 
@@ -279,8 +277,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Trajectories of one task that are compared with each other. `born` is the version that was
-    loaded when it was admitted."""
+    """Trajectories of one task, to compare. `born`: the version loaded when it was admitted."""
 
     id: str
     task: Task

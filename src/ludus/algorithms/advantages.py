@@ -87,8 +87,7 @@ def group_advantages(rewards: Seq[float], *, normalise: Normalise) -> np.ndarray
 
 
 def leave_one_out_advantages(rewards: Seq[float]) -> np.ndarray:
-    """reward - mean of the others = n / (n - 1) (reward - mean), which removes the bias of a
-    baseline that contains the reward itself."""
+    """reward - mean of the others = n / (n - 1) (reward - mean): a baseline without bias."""
     if not differs(rewards):
         return np.zeros(len(rewards), dtype=np.float32)
     return np.array([rewards[i] - mean_of_others(rewards, i) for i in range(len(rewards))], dtype=np.float32)

@@ -1,13 +1,12 @@
 """The weight of a token in the loss of a batch. Promise: weights are fixed before the batch is
 split, so no denominator depends on the split.
 
-    token        1 / tokens of the batch                                  DAPO's token mean (2503.14476)
+    token        1 / tokens of the batch                                  DAPO (2503.14476)
     trajectory   1 / (trajectories x tokens of the trajectory)
-    sequence     1 / (trajectories x its sequences x tokens of the one)   GRPO's mean of means (2402.03300)
+    sequence     1 / (trajectories x its sequences x tokens of the one)   GRPO (2402.03300)
     constant     1 / (trajectories x a constant)                          Dr. GRPO (2503.20783)
 
-A trajectory that forked into several sequences counts once. One without sampled tokens is left out
-of the denominator.
+A forked trajectory counts once; one without sampled tokens is left out of the denominator.
 """
 
 from __future__ import annotations

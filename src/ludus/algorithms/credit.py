@@ -2,7 +2,7 @@
 
     gae           GAE over all sampled tokens of a trajectory, across turns    PPO (1707.06347)
     turn_gae      GAE over turns, V read before a turn's first token           Agent-R1 (2511.14460)
-    bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   VAGEN, RAGEN (2504.20073)
+    bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   RAGEN (2504.20073)
     archer        min Q(s, a) - min V(s), for every token of the turn          ArCHer (2402.19446)
 
 The critic itself (`trainer/critics/archer.py`) computes the last one. Asking that critic also

@@ -1,8 +1,8 @@
 """Which groups are trained. Promise: independent of the order of groups, except for ties.
 
     none            all of them
-    zero_variance   those whose rewards differ: a group-relative advantage of the others is 0, so they
-                    only dilute the mean
+    zero_variance   those whose rewards differ: a group-relative advantage of the others is 0, so
+                    they only dilute the mean
     dynamic         the same, and the loop plays others in their place    DAPO (2503.14476)
     top_share       of those that differ, the share of all groups with the greatest reward std
                     StarPO-S (2504.20073), 0.25 there

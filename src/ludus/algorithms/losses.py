@@ -1,13 +1,12 @@
-"""Loss per token. Promise: no reduction happens here; the batch's weights alone decide how much a
-token counts.
+"""Loss per token. Promise: nothing is reduced; a batch's weights decide how much a token counts.
 
 A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a
 ratio of 1. r = p / p_base, with p_base by `ratio_base`.
 
-    clip         -min(r A, clip(r, 1 - low, 1 + high) A)          PPO (1707.06347), DAPO (2503.14476)
-    dual clip    -max(that objective, c A) where A < 0            (1912.09729), bounds an exploding r
-    sequence r   s = exp(mean over the sequence of log r)         GSPO (2507.18071)
-    cispo        -stopgrad(clip(r, 1 - low, 1 + high)) A log p    CISPO (2506.13585)
+    clip         -min(r A, clip(r, 1 - low, 1 + high) A)         PPO (1707.06347), DAPO (2503.14476)
+    dual clip    -max(that objective, c A) where A < 0           (1912.09729), bounds an exploding r
+    sequence r   s = exp(mean over the sequence of log r)        GSPO (2507.18071)
+    cispo        -stopgrad(clip(r, 1 - low, 1 + high)) A log p   CISPO (2506.13585)
     reinforce    -A log p, or -r A with ratio_base = behaviour
     old          times w = min(p_old / p_behaviour, cap), without gradient (2110.00641)
 """

@@ -1,10 +1,10 @@
 """The algorithm of a run, composed from the pieces that its config names.
 
-    groups ─ shape, filter ─▶ advantage ─▶ normalise ─▶ weight per token ─▶ loss per token + KL - entropy
+    groups ─ shape, filter ─▶ advantage ─▶ normalise ─▶ weights ─▶ loss per token + KL - entropy
 
     L_t = -w_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
     w_t = min(p_old / p_behaviour, importance_cap)    ratio_base = old: r = p / p_old (2110.00641)
-    w_t = 1                                           ratio_base = behaviour: r = p / p_behaviour (2510.04206)
+    w_t = 1       ratio_base = behaviour: r = p / p_behaviour (2510.04206)
 
 Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several
 optimiser steps per batch. With one step per batch p_old is p itself, so with `ratio_base = old` the
@@ -75,7 +75,10 @@ class PolicyGradient:
             tokens = whiten(tokens, counted=[credit.counted for credit in credits] or None)
         else:
             tokens = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
-        sequences = self._sequences(trajectories, tokens, share=len(kept) / max(1, len(groups)))
+        scale = rescaled(len(kept) / max(1, len(groups)), rescale=self.config.get("filter_rescale", "none"))
+        counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
+        rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
+        sequences = tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
         return Batch(with_targets(sequences, credits) if credits else sequences, groups=kept, metrics=metrics)
 
     def _estimates(self, groups: Seq[Group], values: Values | None) -> Iterator[Any]:
@@ -112,15 +115,6 @@ class PolicyGradient:
             )
         tokens: np.ndarray = estimate if per == "token" else estimate[turns]
         return tokens.astype(np.float32)
-
-    def _sequences(
-        self, trajectories: Seq[Trajectory], tokens: Seq[np.ndarray], *, share: float
-    ) -> tuple[Sequence, ...]:
-        """`tokens`: per trajectory, the advantages of its sampled tokens. `share`: of kept groups."""
-        counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
-        scale = rescaled(share, rescale=self.config.get("filter_rescale", "none"))
-        rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
-        return tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         kl, kl_weight = self.config.kl, self.config.get("kl_weight")

@@ -1,7 +1,6 @@
-"""Rewards that the algorithm changes before it compares them. Stored trajectories keep the
-environment's rewards.
+"""Rewards that the algorithm changes before it compares them; stored trajectories keep theirs.
 
-    unfinished    R = unfinished_reward if a session ended without `done`    AgentRL (2510.04206), -0.2 there
+    unfinished    R = unfinished_reward if a session ended without `done`    AgentRL (2510.04206)
     overlong      R + penalty: 0 up to the first number of sampled tokens, then linear to -1 at the
                   second                                                     DAPO (2503.14476)
 

@@ -26,7 +26,7 @@ class EnvironmentConfig(Section):
     options: dict[str, Any] = {}
     """Arguments of the environment's constructor. At a controller they must equal its workers'."""
     at: str = HERE
-    """Where sessions run: here (this process, or the pipeline.session_processes), workers (processes
+    """Where sessions run: here (this process, or pipeline.session_processes), workers (processes
     that the run starts and stops), or a controller's URL."""
     sandbox: SandboxKind = "none"
     """Least sandbox for untrusted code. An environment that declares a stronger one gets that."""

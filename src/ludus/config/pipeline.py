@@ -1,5 +1,5 @@
-"""[pipeline], [curriculum], [horizons.NAME], [monitor], [evaluation] and [store]: the training loop,
-its order of tasks, and what it measures and writes."""
+"""[pipeline], [curriculum], [horizons.NAME], [monitor], [evaluation] and [store]: the loop of
+training, its order of tasks, and what it measures and writes."""
 
 from __future__ import annotations
 
@@ -126,4 +126,4 @@ class StoreConfig(Section):
     tensorboard: bool = True
     """Write metrics for TensorBoard too."""
     trackers: list[str] = []
-    """Other trackers: import paths such as my_module:MyTracker, or entry points of ludus.trackers."""
+    """More trackers: import paths such as my_module:MyTracker or entry points of ludus.trackers."""

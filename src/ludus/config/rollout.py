@@ -18,7 +18,7 @@ class RolloutConfig(Section):
     retries: int = Field(default=1, ge=0)
     """How often a failed attempt is restarted before it is left out."""
     max_turns: int = Field(default=16, gt=0)
-    """Turns of a session. At the limit it ends as max_turns. An environment may have its own limit."""
+    """Turns of a session. At the limit it ends as max_turns. An environment may have its own."""
     max_turn_tokens: int = Field(default=64, gt=0)
     """Sampled tokens of a turn. At the limit the session ends as max_turn_tokens."""
     max_tokens: int = Field(default=1024, gt=0)
@@ -41,8 +41,8 @@ class OutsideConfig(Section):
     chance: float = Field(gt=0, lt=1)
     """Chance that this model samples a turn (or a session: see `draw`)."""
     kind: Literal["chat", "server"] = "chat"
-    """chat: returns text without logprobs, which can only be masked. server: has the policy's
-    tokenizer and returns token ids and logprobs, which may be trained on."""
+    """chat: text without logprobs, encoded with the policy's tokenizer: it can only be masked.
+    server: token ids of the policy's tokenizer and logprobs, which may be trained on."""
     model: str = ""
     """Which of the endpoint's models to use. Empty: the only one it serves."""
 

@@ -1,6 +1,7 @@
 """Messages, tools and calls in OpenAI's chat format, and back. Pure: no HTTP, no torch.
 
-Promise: what the strict readers accept is read completely; a tolerant reader loses no text.
+Promise: what `read_tool`, `read_call` and `read_message` accept is read completely, and
+`read_action` loses no text.
 
     tool       {"type": "function", "function": {"name", "description", "parameters": JSON schema}}
     tool call  {"id", "type": "function", "function": {"name", "arguments": JSON as a string}}
@@ -10,7 +11,7 @@ Promise: what the strict readers accept is read completely; a tolerant reader lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast, get_args
 
 from ludus.errors import ConfigError
@@ -46,9 +47,6 @@ def action_to_openai(action: Action) -> dict[str, Any]:
     return message_to_openai(Message("assistant", action.content, tool_calls=action.tool_calls))
 
 
-# ------------------------------------------------------------------------------------------------ strict readers
-
-
 def read_tool(raw: Any) -> Tool:
     function = raw.get("function") if isinstance(raw, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -77,22 +75,12 @@ def read_message(raw: Mapping[str, Any]) -> Message:
             f"a message has role {role!r:.80} and content {content!r:.300}; "
             f"expected a role of {', '.join(get_args(Role))} and text"
         )
-    return Message(
-        cast(Role, role),
-        content,
-        tool_calls=tuple(map(read_call, _listed(raw.get("tool_calls")))),
-        tool_call_id=str(raw.get("tool_call_id") or ""),
-        name=str(raw.get("name") or ""),
-    )
-
-
-def _listed(calls: Any) -> Iterable[Any]:
-    if calls is not None and not isinstance(calls, list):
-        raise ConfigError(f"tool_calls is {calls!r:.300}; expected a list of tool calls")
-    return calls or ()
-
-
-# ------------------------------------------------------------------------------------------------ tolerant readers
+    raw_calls = raw.get("tool_calls")
+    if raw_calls is not None and not isinstance(raw_calls, list):
+        raise ConfigError(f"tool_calls is {raw_calls!r:.300}; expected a list of tool calls")
+    calls = tuple(map(read_call, raw_calls or ()))
+    call_id, name = (str(raw.get(key) or "") for key in ("tool_call_id", "name"))
+    return Message(cast(Role, role), content, tool_calls=calls, tool_call_id=call_id, name=name)
 
 
 def read_arguments(raw: Any) -> tuple[dict[str, Any], str]:

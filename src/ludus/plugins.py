@@ -4,8 +4,7 @@
     "my_module:name"    an object in a module on the path or in the current folder
     "my_file.py:name"   an object in a file
 
-Promise: an unknown name is refused with the near one, and an object that cannot be imported with
-the reason.
+Promise: an unknown name is refused with the near one, a failed import with the reason.
 """
 
 from __future__ import annotations
@@ -51,11 +50,9 @@ class Registry(Generic[P]):
         if name in self.built_in():
             return self._pieces[name]
         if name not in self._outside:
-            self._outside[name] = self._make(name, self._load(name))
+            found = find(name, key=self.key, known=self._pieces, group=self.group)
+            self._outside[name] = self._make(name, found)
         return self._outside[name]
-
-    def _load(self, name: str) -> Any:
-        return find(name, key=self.key, known=self.built_in(), group=self.group)
 
     def built_in(self) -> dict[str, P]:
         if self._home:
@@ -68,7 +65,7 @@ def installed(group: str) -> dict[str, EntryPoint]:
 
 
 def find(name: str, *, key: str, known: Iterable[str], group: str) -> Any:
-    """The object of an entry point of `group`, or of an import path, that the run file's `key` names.
+    """The object of an entry point of `group`, or of an import path, that a run file's `key` names.
     `known` are the built-in names, for the error."""
     points = installed(group)
     if name in points:
@@ -85,16 +82,14 @@ def resolve(source: str) -> Any:
     path, _, name = source.rpartition(":")
     if not path or not name.isidentifier():
         raise ConfigError(f"{source!r} is not an import path; expected module:name or file.py:name")
-    module = load_file(path) if path.endswith(".py") else load_module(path)
+    if path.endswith(".py"):
+        module = load_file(path)
+    else:
+        _append_to_path(os.getcwd())
+        module = _imported(lambda: importlib.import_module(path), f"module {path!r}")
     if not hasattr(module, name):
         raise ConfigError(f"{source!r}: there is no {name!r} in it.{nearest(name, vars(module))}")
     return getattr(module, name)
-
-
-def load_module(name: str) -> ModuleType:
-    _append_to_path(os.getcwd())
-    module: ModuleType = _imported(lambda: importlib.import_module(name), f"module {name!r}")
-    return module
 
 
 def load_file(file: str) -> ModuleType:

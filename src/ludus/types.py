@@ -22,13 +22,9 @@ CURRENT = "current"
 """The policy that is being trained."""
 
 
-# ------------------------------------------------------------------------------------------------ environment side
-
-
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem of an environment: plain data with a stable id. Example: Task("guess/train/17",
-    "guess", "train", {"low": 3, ...})."""
+    """Data with a stable id. Example: Task("guess/train/17", "guess", "train", {"low": 3})."""
 
     id: str
     environment: str
@@ -38,9 +34,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Sessions to play at one task, as plain data that may travel to another process.
-
-    A group has session ids `g000007.2` (attempt 2 of order g000007), retries `g000007.2r1`."""
+    """Sessions to play at one task, as plain data that may travel to another process. Session ids
+    are `g000007.2` (attempt 2 of order g000007) and, for a retry of it, `g000007.2r1`."""
 
     id: str
     task: Task
@@ -92,8 +87,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the model said: free text and tool calls. `problem` is set when a call was attempted and
-    could not be read."""
+    """What the model said: text and tool calls. `problem`: why a call could not be read."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -102,8 +96,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the environment says. `tools` replaces the tools on offer; None keeps them. `invalid`:
-    the action could not be carried out."""
+    """`tools` replaces the tools on offer; None keeps them. `invalid`: the action was impossible."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] | None = None
@@ -128,25 +121,18 @@ class Stop(StrEnum):
 
     @property
     def scored(self) -> bool:
-        """False where the world, not the policy, ended the session: such a trajectory has no reward
-        and is never trained on."""
+        """False where the world, not the policy, ended the session: it is never trained on."""
         return self not in _UNSCORED
 
 
 _UNSCORED = frozenset({Stop.TURN_TIMEOUT, Stop.SESSION_TIMEOUT, Stop.FAILED, Stop.CANCELLED})
 
 
-# ------------------------------------------------------------------------------------------------ engine side
-
-
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How to draw tokens. No top-p and no top-k: they would make the reported logprob that of
-    another distribution.
-
-    temperature 0 is greedy, and its logprobs are those of temperature 1. `seed` alone decides the
-    noise: the same seed, prompt and weights give the same tokens, whatever else the engine is doing
-    (up to float rounding of the batch)."""
+    """How to draw tokens. No top-p and no top-k: the reported logprob would be that of another
+    distribution. Temperature 0 is greedy, and its logprobs are those of temperature 1. The same
+    `seed`, prompt and weights give the same tokens, up to float rounding of the engine's batch."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -156,17 +142,13 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """Sampled tokens, each with its logprob at the sampling temperature and the policy version that
-    made it. A stop id is included."""
+    """Sampled tokens, a stop id included, with logprobs at the sampling temperature."""
 
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     stop: Literal["end", "length"]
     policy: str = CURRENT
-
-
-# ------------------------------------------------------------------------------------------------ records
 
 
 def frozen_array(values: Any, dtype: Any) -> np.ndarray:
@@ -187,8 +169,7 @@ class ValueTargets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sequence:
-    """One trainable row. All arrays have length T; `sampled` is the loss mask, known from
-    provenance.
+    """One trainable row. All arrays have length T; `sampled` is the loss mask.
 
     Example (T = 6): ids [5 9 7 3 8 2], sampled [0 0 1 1 0 1], turns [0 0 0 0 1 1]. `turns` is the
     turn each token belongs to: a turn's prompt (its observation) and its generation share an index.
@@ -218,8 +199,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One generation and the observation that came back. `role` and `parent` leave room for several
-    agents and branching sessions."""
+    """One generation and its observation. `role` and `parent`: for several agents and branches."""
 
     index: int
     action: Action
@@ -236,8 +216,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """The finished record of a session. `start` is the first observation; rewards sit on the turn
-    whose action earned them."""
+    """The record of a session. Rewards are on the turn whose action earned them."""
 
     id: str
     task: Task
@@ -248,8 +227,7 @@ class Trajectory:
     sequences: tuple[Sequence, ...]
     stop: Stop
     failure: str = ""
-    """For an unscored stop: the border that failed and why, e.g. "EnvironmentFailed: act raised
-    KeyError: 'x'"."""
+    """For an unscored stop: what failed, e.g. "EnvironmentFailed: act raised KeyError: 'x'"."""
     max_turns: int = 0
     seconds: float = 0.0
 
@@ -280,28 +258,26 @@ class Trajectory:
 
     @property
     def num_forks(self) -> int:
-        """How often the next prompt did not extend the last tokens, so that a new sequence had to
-        start."""
+        """How often a prompt did not extend the last tokens, so that a new sequence began."""
         return max(0, len(self.sequences) - 1)
 
     @property
     def oldest_version(self) -> int | None:
-        """The oldest version of the current policy among the sampled tokens; None when nothing was
-        sampled."""
-        foreign = [turn.index for turn in self.turns if turn.policy != CURRENT]
-        oldest: int | None = None
-        for sequence in self.sequences:
-            own = sequence.sampled & ~np.isin(sequence.turns, foreign) if foreign else sequence.sampled
-            versions = sequence.versions[own]
-            if len(versions):
-                oldest = int(versions.min()) if oldest is None else min(oldest, int(versions.min()))
-        return oldest
+        """The oldest version among the tokens that the current policy sampled, if there are any."""
+        masked = zip(self.sequences, self.sampled_by_current, strict=True)
+        versions = (sequence.versions[own] for sequence, own in masked)
+        return min((int(own.min()) for own in versions if len(own)), default=None)
+
+    @property
+    def sampled_by_current(self) -> list[np.ndarray]:
+        """Per sequence, the mask of the tokens that the current policy sampled."""
+        others = [turn.index for turn in self.turns if turn.policy != CURRENT]
+        return [s.sampled & ~np.isin(s.turns, others) if others else s.sampled for s in self.sequences]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """Trajectories of one task that are compared with each other. `born` is the version that was
-    loaded when it was admitted."""
+    """Trajectories of one task, to compare. `born`: the version loaded when it was admitted."""
 
     id: str
     task: Task

@@ -11,8 +11,6 @@ from ludus.algorithms.losses import (
     dual_clipped_share,
     importance_weights,
     ratios,
-    sequence_importance_weights,
-    sequence_ratios,
 )
 
 
@@ -96,7 +94,7 @@ ROWS = tensor([0, 0, 1])
 
 def test_a_sequence_ratio_is_the_geometric_mean_at_every_token_and_shares_its_gradient():
     logprobs = tensor([0.2, 0.4, -0.3], requires_grad=True)
-    ratio = sequence_ratios(logprobs, torch.zeros(3), rows=ROWS)
+    ratio = ratios(logprobs, torch.zeros(3), rows=ROWS)
     assert ratio.tolist() == pytest.approx([math.exp(0.3), math.exp(0.3), math.exp(-0.3)])
     ratio[0].backward()
     assert logprobs.grad.tolist() == pytest.approx([math.exp(0.3) / 2, math.exp(0.3) / 2, 0.0])
@@ -104,19 +102,19 @@ def test_a_sequence_ratio_is_the_geometric_mean_at_every_token_and_shares_its_gr
 
 def test_sequences_of_one_token_have_the_token_ratio():
     logprobs, centre = tensor([0.2, -0.4]), tensor([0.0, -0.1])
-    assert torch.equal(sequence_ratios(logprobs, centre, rows=tensor([0, 1])), ratios(logprobs, centre))
+    assert torch.equal(ratios(logprobs, centre, rows=tensor([0, 1])), ratios(logprobs, centre))
 
 
 def test_a_sequences_importance_is_the_capped_product_at_every_token():
     old, behaviour = tensor([-1.0, -1.0, -1.0]), tensor([-1.5, -0.75, -9.0])
-    weights = sequence_importance_weights(old, behaviour, cap=2.0, rows=ROWS)
+    weights = importance_weights(old, behaviour, cap=2.0, rows=ROWS)
     assert weights.tolist() == pytest.approx([math.exp(0.25), math.exp(0.25), 2.0])
 
 
 def test_a_missing_logprob_spoils_its_own_sequence_and_no_other():
     behaviour = tensor([float("nan"), -1.0, -1.0])
     for values in (
-        sequence_ratios(tensor([-1.0] * 3), behaviour, rows=ROWS),
-        sequence_importance_weights(tensor([-1.0] * 3), behaviour, cap=2.0, rows=ROWS),
+        ratios(tensor([-1.0] * 3), behaviour, rows=ROWS),
+        importance_weights(tensor([-1.0] * 3), behaviour, cap=2.0, rows=ROWS),
     ):
         assert torch.isnan(values).tolist() == [True, True, False]

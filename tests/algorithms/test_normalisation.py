@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from ludus.algorithms import make_algorithm
 from ludus.algorithms.advantages import differs
-from ludus.algorithms.normalisation import whiten, whiten_by
+from ludus.algorithms.normalisation import TaskOptions, whiten, whiten_by
 from ludus.config import AlgorithmConfig
 from tests.algorithms.examples import make_group, make_sequence
 
@@ -51,7 +51,10 @@ def test_nothing_to_normalise_is_0_and_no_nan():
 
 def test_keys_do_not_mix():
     ones, hundreds = np.array([0, 1], np.float32), np.array([0, 100], np.float32)
-    assert [v.tolist() for v in whiten_by([ones, hundreds], ["a", "b"])] == [[-1, 1], [-1, 1]]
+    assert [v.tolist() for v in whiten_by([ones, hundreds], ["a", "b"], TaskOptions(task_normalise="token"))] == [
+        [-1, 1],
+        [-1, 1],
+    ]
 
 
 # ------------------------------------------------------------------------------------------------ on the tensor the loss consumes

@@ -31,7 +31,7 @@ def test_combinations_that_are_known_not_to_learn_are_refused(overrides, message
     ],
 )
 def test_and_taken_where_they_are_sound(overrides):
-    assert doubts(load_config(None, overrides)) == []
+    assert list(doubts(load_config(None, overrides))) == []
 
 
 @pytest.mark.parametrize(
@@ -62,4 +62,4 @@ def test_what_may_surprise_is_told(overrides, word):
 
 
 def test_the_default_and_the_quickstart_raise_no_doubt():
-    assert doubts(load_config()) == doubts(load_config("configs/quickstart.toml")) == []
+    assert list(doubts(load_config())) == list(doubts(load_config("configs/quickstart.toml"))) == []

@@ -19,8 +19,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.registry import advantage
 from ludus.config import Section
+from ludus.config.pieces import advantage
 from ludus.types import Group
 
 TOLERANCE = 1e-6
@@ -28,8 +28,11 @@ TOLERANCE = 1e-6
 is rounding, and a std would turn it into +-1."""
 
 
+Normalise = Literal["std", "none", "batch"]
+
+
 class GroupOptions(Section):
-    normalise: Literal["std", "none", "batch"] = "std"
+    normalise: Normalise = "std"
     """std: divide by the group's standard deviation (GRPO). none: only subtract the group's mean
     (Dr. GRPO). batch: whiten over the sampled tokens of the batch."""
 
@@ -46,7 +49,7 @@ class Discounted(Whitened):
 
 @advantage("group", compares=True, filter="zero_variance")
 def of_group(group: Group, options: GroupOptions) -> np.ndarray:
-    return group_advantages(rewards_of(group), normalise="std" if options.normalise == "std" else "none")
+    return group_advantages(rewards_of(group), normalise=options.normalise)
 
 
 @advantage("leave_one_out", compares=True, filter="zero_variance")
@@ -71,11 +74,9 @@ def differs(rewards: Seq[float] | np.ndarray) -> bool:
     return high - low > TOLERANCE * max(1.0, abs(low), abs(high))
 
 
-def group_advantages(rewards: Seq[float], *, normalise: Literal["std", "none"]) -> np.ndarray:
+def group_advantages(rewards: Seq[float], *, normalise: Normalise) -> np.ndarray:
     """reward - mean, with `std` divided by the deviation over n. Example: [0, 1] -> [-1, 1].
-
-    `fsum` rounds once, so a permutation of the group permutes the result and changes no bit of it.
-    """
+    `fsum` rounds once, so a permutation of the group permutes the result and changes no bit."""
     if not differs(rewards):
         return np.zeros(len(rewards), dtype=np.float32)
     mean = math.fsum(rewards) / len(rewards)
@@ -86,8 +87,7 @@ def group_advantages(rewards: Seq[float], *, normalise: Literal["std", "none"]) 
 
 
 def leave_one_out_advantages(rewards: Seq[float]) -> np.ndarray:
-    """reward - mean of the others = n / (n - 1) (reward - mean), which removes the bias of a
-    baseline that contains the reward itself."""
+    """reward - mean of the others = n / (n - 1) (reward - mean): a baseline without bias."""
     if not differs(rewards):
         return np.zeros(len(rewards), dtype=np.float32)
     return np.array([rewards[i] - mean_of_others(rewards, i) for i in range(len(rewards))], dtype=np.float32)

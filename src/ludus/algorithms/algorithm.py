@@ -6,6 +6,7 @@ own methods, so a run file can be checked without it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -18,12 +19,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Values(Protocol):
-    """A critic. Where `Algorithm.trains_critic` is True, this call trains it before it answers."""
-
-    def __call__(self, trajectories: Seq[Trajectory], /) -> list[np.ndarray]:
-        """Per trajectory, the value before every sampled token, in order (M,)."""
-        ...
+Values = Callable[[Seq[Trajectory]], list[np.ndarray]]
+"""A critic: per trajectory, the value before every sampled token, in order (M,). Where
+`Algorithm.trains_critic` is True, this call trains it before it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +44,17 @@ class Tokens:
 
 
 class Algorithm(Protocol):
-    @property
-    def needs_values(self) -> bool:
-        """Whether `batch` must be given `values`."""
-        ...
-
-    @property
-    def trains_critic(self) -> bool:
-        """Whether `batch` trains the critic by asking for values, so that it has an effect and must
-        be called once per batch, in the trainer's thread. Otherwise `batch` is pure."""
-        ...
+    needs_values: bool
+    """Whether `batch` must be given `values`."""
+    trains_critic: bool
+    """Whether `batch` trains the critic by asking for values, so that it has an effect and must be
+    called once per batch, in the trainer's thread. Otherwise `batch` is pure."""
 
     def wants(self, group: Group) -> bool:
         """False: the loop plays another group in its place."""
-        ...
 
     def batch(self, groups: Seq[Group], *, values: Values | None = None) -> Batch:
         """Sequences with advantages and weights, deterministic in the order of groups."""
-        ...
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss per token (N,), and per-token diagnostics (N,), which the trainer averages."""
-        ...

@@ -2,12 +2,15 @@
 
     gae           GAE over all sampled tokens of a trajectory, across turns    PPO (1707.06347)
     turn_gae      GAE over turns, V read before a turn's first token           Agent-R1 (2511.14460)
-    bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   VAGEN, RAGEN (2504.20073)
+    bilevel_gae   GAE over turns, then over each turn's tokens, undiscounted   RAGEN (2504.20073)
+    archer        min Q(s, a) - min V(s), for every token of the turn          ArCHer (2402.19446)
 
-Returns are advantage + value. Promise: the recursion runs over sampled tokens, or over turns that
-sampled any; observations neither discount nor carry anything. With `bootstrap`, a session that a
-limit cut continues with the value before its last token, because the value after it is not
-computed. One that was done, or that ended for invalid actions, never does.
+The critic itself (`trainer/critics/archer.py`) computes the last one. Asking that critic also
+trains it: the turns are added to its replay buffer first. For the others, returns are
+advantage + value. Promise: the recursion runs over sampled tokens, or over turns that sampled any;
+observations neither discount nor carry anything. With `bootstrap`, a session that a limit cut
+continues with the value before its last token, because the value after it is not computed. One that
+was done, or that ended for invalid actions, never does.
 """
 
 from __future__ import annotations
@@ -19,15 +22,17 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.registry import advantage
+from ludus.algorithms.advantages import Discounted
 from ludus.algorithms.returns import bilevel_gae, gae, token_rewards, turn_rewards
 from ludus.config import Section
+from ludus.config.pieces import advantage
 from ludus.types import Group, Sequence, Stop, Trajectory, ValueTargets, frozen_array
 
 CUT = (Stop.MAX_TURNS, Stop.MAX_TOKENS, Stop.MAX_TURN_TOKENS)
 
 
 class CreditOptions(Section):
+    advantage: str = "gae"
     normalise: Literal["none", "batch"] = "batch"
     """batch: whiten over the batch's sampled tokens (turn_gae: over its turns). none: off."""
     discount: float = Field(default=1.0, gt=0, le=1)
@@ -48,25 +53,20 @@ class Credit:
     counted: np.ndarray  # bool: the tokens before which the critic is asked
 
 
-@advantage("gae", critics=("head", "model"))
-def token_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    return [_credit(*each, options, over="tokens") for each in zip(group.trajectories, values, strict=True)]
-
-
-@advantage("turn_gae", critics=("head", "model"))
-def turn_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    return [_credit(*each, options, over="turns") for each in zip(group.trajectories, values, strict=True)]
-
-
 @advantage("bilevel_gae", critics=("head", "model"))
-def bilevel_credit(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
-    return [_credit(*each, options, over="both") for each in zip(group.trajectories, values, strict=True)]
+@advantage("turn_gae", critics=("head", "model"))
+@advantage("gae", critics=("head", "model"))
+def credits_of(group: Group, options: CreditOptions, values: Seq[np.ndarray]) -> list[Credit]:
+    return [_credit(*each, options) for each in zip(group.trajectories, values, strict=True)]
 
 
-def _credit(
-    trajectory: Trajectory, values: np.ndarray, options: CreditOptions, *, over: Literal["tokens", "turns", "both"]
-) -> Credit:
-    turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
+@advantage("archer", per="token", critics=("archer",), trains_critic=True)
+def archer(group: Group, options: Discounted, values: Seq[np.ndarray]) -> Seq[np.ndarray]:
+    return values
+
+
+def _credit(trajectory: Trajectory, values: np.ndarray, options: CreditOptions) -> Credit:
+    turns = sampled_turns(trajectory)
     assert len(turns) == len(values), "one value for each sampled token"
     counted = np.ones(len(values), np.bool_)
     if not len(values):
@@ -76,9 +76,9 @@ def _credit(
     rewards = token_rewards(turn_rewards(trajectory).tolist(), sampled=counted, turns=turns)
     _, firsts, ordinals = np.unique(turns, return_index=True, return_inverse=True)
     by_turn = np.bincount(ordinals, weights=rewards)
-    if over == "tokens":
+    if options.advantage == "gae":
         advantages = gae(rewards, values, **knobs)
-    elif over == "turns":
+    elif options.advantage == "turn_gae":
         advantages = gae(by_turn, values[firsts], **knobs)[ordinals]
         counted = np.isin(np.arange(len(values)), firsts)
     else:
@@ -90,20 +90,22 @@ def with_targets(sequences: Seq[Sequence], credits: Seq[Credit]) -> tuple[Sequen
     """Adds the critic's targets. `sequences` are those of the credits' trajectories that sampled
     anything, in order. Every token before which the critic is asked weighs the same."""
     total = max(1, sum(int(credit.counted.sum()) for credit in credits))
-    columns = (
-        [credit.values for credit in credits],
-        [credit.returns for credit in credits],
-        [credit.counted / total for credit in credits],
-    )
+    columns = zip(*((own.values, own.returns, own.counted / total) for own in credits), strict=True)
     flats = [np.concatenate([*parts, np.zeros(0)]) for parts in columns]
     given, begin = [], 0
     for sequence in sequences:
         own = slice(begin, begin := begin + sequence.num_sampled)
-        given.append(replace(sequence, critic=ValueTargets(*(_placed(flat[own], sequence) for flat in flats))))
+        given.append(replace(sequence, critic=ValueTargets(*(placed(flat[own], sequence) for flat in flats))))
     return tuple(given)
 
 
-def _placed(sampled: np.ndarray, sequence: Sequence) -> np.ndarray:
+def sampled_turns(trajectory: Trajectory) -> np.ndarray:
+    """(M,) the turn of each sampled token."""
+    return np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
+
+
+def placed(sampled: np.ndarray, sequence: Sequence) -> np.ndarray:
+    """(T,) the numbers of the sampled tokens at their positions, 0 elsewhere."""
     whole = np.zeros(len(sequence), np.float32)
     whole[sequence.sampled] = sampled
     return frozen_array(whole, np.float32)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ludus.algorithms.algorithm import Tokens
-from ludus.algorithms.registry import advantage
 from ludus.config import Section
+from ludus.config.pieces import advantage
 from ludus.types import Group
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Which groups are trained. Promise: independent of the order of groups, except for ties.
 
     none            all of them
-    zero_variance   those whose rewards differ: a group-relative advantage of the others is 0, so they
-                    only dilute the mean
+    zero_variance   those whose rewards differ: a group-relative advantage of the others is 0, so
+                    they only dilute the mean
     dynamic         the same, and the loop plays others in their place    DAPO (2503.14476)
     top_share       of those that differ, the share of all groups with the greatest reward std
                     StarPO-S (2504.20073), 0.25 there
@@ -17,6 +17,7 @@ rewards), min-p, and scores other than the std.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -24,8 +25,8 @@ import numpy as np
 from pydantic import Field
 
 from ludus.algorithms.advantages import differs, rewards_of
-from ludus.algorithms.registry import group_filter
 from ludus.config import Section
+from ludus.config.pieces import group_filter
 from ludus.types import Group
 
 Rescale = Literal["none", "linear", "sqrt"]
@@ -55,14 +56,12 @@ def differing(groups: Seq[Group], options: FilterOptions) -> list[Group]:
 
 @group_filter("top_share")
 def top_share(groups: Seq[Group], options: ShareOptions) -> list[Group]:
-    best, _ = _by_std(groups)
-    return [groups[index] for index in sorted(best[: math.ceil(options.filter_share * len(groups))])]
+    return _greatest(groups, lambda stds: math.ceil(options.filter_share * len(groups)))
 
 
 @group_filter("top_p")
 def top_p(groups: Seq[Group], options: ShareOptions) -> list[Group]:
-    best, scores = _by_std(groups)
-    return [groups[index] for index in sorted(best[: _nucleus(scores, options.filter_share)])]
+    return _greatest(groups, lambda stds: _nucleus(stds, options.filter_share))
 
 
 def group_differs(group: Group) -> bool:
@@ -79,11 +78,11 @@ def rescaled(share: float, *, rescale: Rescale) -> float:
     return {"none": 1.0, "linear": share, "sqrt": math.sqrt(share)}[rescale]
 
 
-def _by_std(groups: Seq[Group]) -> tuple[list[int], list[float]]:
-    """The indices of the groups that differ, by falling std, and their stds."""
+def _greatest(groups: Seq[Group], number: Callable[[list[float]], int]) -> list[Group]:
+    """Of the groups that differ, `number(their stds, falling)` with the greatest, in order."""
     scores = [reward_std(group) for group in groups]
     best = sorted((index for index, score in enumerate(scores) if score > 0), key=lambda index: (-scores[index], index))
-    return best, [scores[index] for index in best]
+    return [groups[index] for index in sorted(best[: number([scores[index] for index in best])])]
 
 
 def _nucleus(scores: Seq[float], share: float) -> int:

@@ -17,14 +17,13 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
-from typing import Literal
 
 import numpy as np
 from pydantic import Field
 
-from ludus.algorithms.advantages import GroupOptions, group_advantages, rewards_of
-from ludus.algorithms.registry import advantage
+from ludus.algorithms.advantages import GroupOptions, Normalise, group_advantages, rewards_of
 from ludus.algorithms.returns import return_to_go, turn_rewards
+from ludus.config.pieces import advantage
 from ludus.types import Group, Observation, Trajectory
 
 
@@ -42,11 +41,10 @@ def shared_states(groups: Seq[Group]) -> dict[str, float]:
 
 @advantage("gigpo", compares=True, metrics=shared_states)
 def gigpo(group: Group, options: GigpoOptions) -> list[np.ndarray]:
-    normalise: Literal["std", "none"] = "std" if options.normalise == "std" else "none"
-    whole = group_advantages(rewards_of(group), normalise=normalise)
+    whole = group_advantages(rewards_of(group), normalise=options.normalise)
     returns = [return_to_go(turn_rewards(t), discount=options.discount) for t in group.trajectories]
     met = [states(trajectory) for trajectory in group.trajectories]
-    of_state = state_advantages(returns, met, normalise=normalise)
+    of_state = state_advantages(returns, met, normalise=options.normalise)
     return [own + np.float32(options.state_weight) * state for own, state in zip(whole, of_state, strict=True)]
 
 
@@ -56,9 +54,7 @@ def states(trajectory: Trajectory) -> list[str]:
     return [_digest(observation) for observation in seen[: len(trajectory.turns)]]
 
 
-def state_advantages(
-    returns: Seq[np.ndarray], met: Seq[Seq[Hashable]], *, normalise: Literal["std", "none"]
-) -> list[np.ndarray]:
+def state_advantages(returns: Seq[np.ndarray], met: Seq[Seq[Hashable]], *, normalise: Normalise) -> list[np.ndarray]:
     """For the trajectories of one group: `returns[i][k]` of turn k, in the state `met[i][k]`."""
     places: defaultdict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for i, own in enumerate(met):

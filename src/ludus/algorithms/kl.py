@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from ludus.algorithms.losses import MAX_LOG_RATIO
-from ludus.algorithms.registry import piece
 from ludus.config import Section
+from ludus.config.pieces import piece
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K3 = 10.0
-"""As in AgentRL (2510.04206): a token that the reference finds impossible must not outweigh a
-batch."""
+"""As in AgentRL (2510.04206): one token must not outweigh a batch."""
 
 
 class KlOptions(Section):

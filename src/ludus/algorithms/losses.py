@@ -1,34 +1,33 @@
-"""Loss per token. Promise: no reduction happens here; the batch's weights alone decide how much a
-token counts.
+"""Loss per token. Promise: nothing is reduced; a batch's weights decide how much a token counts.
 
 A missing logprob is NaN and stays NaN (the trainer refuses such a step): it is never taken for a
 ratio of 1. r = p / p_base, with p_base by `ratio_base`.
 
-    clip         -min(r A, clip(r, 1 - low, 1 + high) A)          PPO (1707.06347), DAPO (2503.14476)
-    dual clip    -max(that objective, c A) where A < 0            (1912.09729), bounds an exploding r
-    sequence r   s = exp(mean over the sequence of log r)         GSPO (2507.18071)
-    cispo        -stopgrad(clip(r, 1 - low, 1 + high)) A log p    CISPO (2506.13585)
+    clip         -min(r A, clip(r, 1 - low, 1 + high) A)         PPO (1707.06347), DAPO (2503.14476)
+    dual clip    -max(that objective, c A) where A < 0           (1912.09729), bounds an exploding r
+    sequence r   s = exp(mean over the sequence of log r)        GSPO (2507.18071)
+    cispo        -stopgrad(clip(r, 1 - low, 1 + high)) A log p   CISPO (2506.13585)
     reinforce    -A log p, or -r A with ratio_base = behaviour
     old          times w = min(p_old / p_behaviour, cap), without gradient (2110.00641)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus.algorithms.algorithm import Tokens
-from ludus.algorithms.registry import loss, piece
 from ludus.config import Section
+from ludus.config.pieces import loss, piece
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Diagnostics = dict[str, "Tensor"]
 MAX_LOG_RATIO = 20.0
-"""exp of more is useless as a ratio, and infinity would turn the clipped branch's gradient into
-NaN."""
+"""exp of more is useless as a ratio; infinity would make the clipped branch's gradient NaN."""
 
 
 class LossOptions(Section):
@@ -48,20 +47,15 @@ class ClipOptions(CispoOptions):
     dual_clip: float = Field(default=0.0, ge=0)
     """Bounds the loss of a token with negative advantage at this multiple of it (3). 0: off."""
 
-    @model_validator(mode="after")
-    def _dual_clip_is_outside(self) -> ClipOptions:
+    def problems(self) -> Iterator[str]:
         if 0 < self.dual_clip <= 1 + self.clip_high:
-            raise ValueError(
-                f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
-            )
-        return self
+            yield f"algorithm.dual_clip is {self.dual_clip}, inside the clip at {1 + self.clip_high:g}; 3 is usual"
 
 
 @loss("clip")
 def clip(tokens: Tokens, options: ClipOptions) -> tuple[Tensor, Diagnostics]:
     base, advantages = base_of(tokens, options), tokens.advantages
-    by_token = options.ratio == "token"
-    ratio = ratios(tokens.logprobs, base) if by_token else sequence_ratios(tokens.logprobs, base, rows=_rows(tokens))
+    ratio = ratios(tokens.logprobs, base, rows=_rows(tokens, options.ratio))
     low, high, dual = options.clip_low, options.clip_high, options.dual_clip
     detached = ratio.detach()
     diagnostics = {"ratio": detached, "clipped": clipped_share(detached, advantages, low=low, high=high)}
@@ -93,36 +87,28 @@ class OldOptions(Section):
     """Importance weights are min(p_old / p_behaviour, cap): they correct for staleness and for the
     engine's rounding. 0 disables them."""
 
-    @model_validator(mode="after")
-    def _has_weights(self) -> OldOptions:
+    def problems(self) -> Iterator[str]:
         if self.importance != "token" and not self.importance_cap:
-            raise ValueError("algorithm.importance counts only with an importance_cap; leave it out")
-        return self
+            yield "algorithm.importance counts only with an importance_cap; leave it out"
 
 
 class BehaviourOptions(Section):
     importance_cap: float = 0.0
     """0: with the behaviour policy as the base, the ratio itself is the correction."""
 
-    @model_validator(mode="after")
-    def _has_no_weights(self) -> BehaviourOptions:
+    def problems(self) -> Iterator[str]:
         if self.importance_cap:
-            raise ValueError(
+            yield (
                 f"algorithm.importance_cap is {self.importance_cap}, which counts only with ratio_base 'old'; with "
                 "'behaviour' the ratio itself is the correction. Leave it out"
             )
-        return self
 
 
 @piece("ratio_base", "old")
 def old_policy(tokens: Tokens, options: OldOptions) -> Tensor | None:
     """The importance weights, or None where the loss has none."""
-    old, behaviour, cap = tokens.old_logprobs, tokens.behaviour_logprobs, options.importance_cap
-    if not cap:
-        return None
-    if options.importance == "token":
-        return importance_weights(old, behaviour, cap=cap)
-    return sequence_importance_weights(old, behaviour, cap=cap, rows=_rows(tokens))
+    cap, rows = options.importance_cap, _rows(tokens, options.importance)
+    return importance_weights(tokens.old_logprobs, tokens.behaviour_logprobs, cap=cap, rows=rows) if cap else None
 
 
 @piece("ratio_base", "behaviour")
@@ -134,18 +120,14 @@ def base_of(tokens: Tokens, options: LossOptions) -> Tensor:
     return tokens.old_logprobs if options.ratio_base == "old" else tokens.behaviour_logprobs
 
 
-def ratios(logprobs: Tensor, base: Tensor) -> Tensor:
-    """p / p_base per token, with the gradient of p."""
-    return (logprobs - base).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def sequence_ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor) -> Tensor:
-    """The geometric mean of the ratios of a token's sequence, at each of its tokens. `rows[t]` is
-    the sequence of token t. A trajectory that forked has one per sequence, because its sequences
-    may be in different microbatches."""
+def ratios(logprobs: Tensor, base: Tensor, *, rows: Tensor | None = None) -> Tensor:
+    """p / p_base per token, with the gradient of p. With `rows`, the sequence of each token: the
+    geometric mean over it, not over the trajectory, which may be in several microbatches."""
     logs = logprobs - base
-    means = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
-    return means.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()[rows]
+    if rows is not None:
+        logs = _row_sums(logs, rows) / _row_sums(logs.new_ones(len(logs)), rows)
+    ratio = logs.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return ratio if rows is None else ratio[rows]
 
 
 def clipped_surrogate(ratio: Tensor, advantages: Tensor, *, low: float, high: float, dual: float = 0.0) -> Tensor:
@@ -172,17 +154,18 @@ def cispo(logprobs: Tensor, ratio: Tensor, advantages: Tensor, *, low: float, hi
     return -ratio.detach().clamp(1 - low, 1 + high) * advantages * logprobs
 
 
-def importance_weights(old: Tensor, behaviour: Tensor, *, cap: float) -> Tensor:
-    """min(p_old / p_behaviour, cap) per token, without gradient (truncated importance sampling)."""
-    return (old - behaviour).detach().exp().clamp(max=cap)
+def importance_weights(old: Tensor, behaviour: Tensor, *, cap: float, rows: Tensor | None = None) -> Tensor:
+    """min(p_old / p_behaviour, cap) per token, without gradient (truncated importance sampling).
+    With `rows`: of the product over the token's sequence."""
+    logs = (old - behaviour).detach()
+    if rows is None:
+        return logs.exp().clamp(max=cap)
+    return _row_sums(logs, rows).exp().clamp(max=cap)[rows]
 
 
-def sequence_importance_weights(old: Tensor, behaviour: Tensor, *, cap: float, rows: Tensor) -> Tensor:
-    """min(product of p_old / p_behaviour over the sequence, cap), at each of its tokens."""
-    return _row_sums((old - behaviour).detach(), rows).exp().clamp(max=cap)[rows]
-
-
-def _rows(tokens: Tokens) -> Tensor:
+def _rows(tokens: Tokens, per: Literal["token", "sequence"]) -> Tensor | None:
+    if per == "token":
+        return None
     assert tokens.rows is not None, "a sequence ratio needs to know which sequence a token belongs to"
     return tokens.rows
 

@@ -1,5 +1,4 @@
-"""Advantages normalised over more than a group. Promise: mean 0 and std 1 of the values in the
-loss.
+"""Advantages normalised over more than a group. Promise: their mean is 0 and their std 1.
 
     batch            A~ = (A - mu) / sigma        over the sampled tokens of the batch
                      REINFORCE++ (2501.03262)
@@ -14,21 +13,20 @@ paper. Left out: the published epsilon of 1e-6 under sigma; equal values give ex
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from typing import Literal
 
 import numpy as np
 
 from ludus.algorithms.advantages import differs
-from ludus.algorithms.registry import piece
 from ludus.config import Section
+from ludus.config.pieces import piece
 
 Statistics = Literal["token", "trajectory"]
 
 
 class TaskOptions(Section):
+    task_normalise: Statistics
     task_centre: bool = True
     """Subtract the environment's mean. false: only scale, so that signs stay and a group of equal
     rewards stays at 0."""
@@ -39,51 +37,34 @@ def unchanged(tokens: list[np.ndarray], environments: Seq[str], options: Section
     return tokens
 
 
-@piece("task_normalise", "token")
-def by_token(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
-    return whiten_by(tokens, environments, statistics="token", centre=options.task_centre)
-
-
 @piece("task_normalise", "trajectory")
-def by_trajectory(tokens: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
-    return whiten_by(tokens, environments, statistics="trajectory", centre=options.task_centre)
+@piece("task_normalise", "token")
+def whiten_by(values: list[np.ndarray], environments: Seq[str], options: TaskOptions) -> list[np.ndarray]:
+    """`whiten` among the trajectories of each environment."""
+    whitened: dict[int, np.ndarray] = {}
+    for name in set(environments):
+        indices = [index for index, own in enumerate(environments) if own == name]
+        chosen = [values[index] for index in indices]
+        done = whiten(chosen, statistics=options.task_normalise, centre=options.task_centre)
+        whitened.update(zip(indices, done, strict=True))
+    return [whitened[index] for index in range(len(values))]
 
 
 def whiten(
     values: Seq[np.ndarray],
+    counted: Seq[np.ndarray] | None = None,
     *,
     statistics: Statistics = "token",
     centre: bool = True,
-    counted: Seq[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """`values[i]`: the advantages of the sampled tokens of trajectory i; the result has the same
-    shape.
-
-    `counted[i]` marks the tokens that enter the statistics, such as one for each turn."""
+    shape. `counted[i]` marks those that enter the statistics, such as one for each turn."""
     flat = np.concatenate([*values, np.zeros(0)]).astype(np.float64)
-    own_weights = counted or [_weights(len(own), statistics) for own in values]
-    weights = np.concatenate([*own_weights, np.zeros(0)]).astype(np.float64)
+    if counted is None:
+        counted = [np.full(len(own), 1.0 if statistics == "token" else 1.0 / max(1, len(own))) for own in values]
+    weights = np.concatenate([*counted, np.zeros(0)]).astype(np.float64)
     if not len(flat) or (centre and not differs(flat)) or not flat.any():
         return [np.zeros(len(own), dtype=np.float32) for own in values]
     mean = np.average(flat, weights=weights) if centre else 0.0
     deviation = np.sqrt(np.average((flat - mean) ** 2, weights=weights))
     return [((own.astype(np.float64) - mean) / deviation).astype(np.float32) for own in values]
-
-
-def whiten_by(
-    values: Seq[np.ndarray], keys: Seq[Hashable], *, statistics: Statistics = "token", centre: bool = True
-) -> list[np.ndarray]:
-    """`whiten` among the trajectories with equal keys, such as an environment's name."""
-    members: defaultdict[Hashable, list[int]] = defaultdict(list)
-    for index, key in enumerate(keys):
-        members[key].append(index)
-    answer = [np.zeros(0, dtype=np.float32)] * len(values)
-    for indices in members.values():
-        done = whiten([values[index] for index in indices], statistics=statistics, centre=centre)
-        for index, own in zip(indices, done, strict=True):
-            answer[index] = own
-    return answer
-
-
-def _weights(count: int, statistics: Statistics) -> np.ndarray:
-    return np.full(count, 1.0 if statistics == "token" or not count else 1.0 / count)

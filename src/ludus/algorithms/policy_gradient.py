@@ -1,10 +1,10 @@
 """The algorithm of a run, composed from the pieces that its config names.
 
-    groups ─ shape, filter ─▶ advantage ─▶ normalise ─▶ weight per token ─▶ loss per token + KL - entropy
+    groups ─ shape, filter ─▶ advantage ─▶ normalise ─▶ weights ─▶ loss per token + KL - entropy
 
     L_t = -w_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
     w_t = min(p_old / p_behaviour, importance_cap)    ratio_base = old: r = p / p_old (2110.00641)
-    w_t = 1                                           ratio_base = behaviour: r = p / p_behaviour (2510.04206)
+    w_t = 1       ratio_base = behaviour: r = p / p_behaviour (2510.04206)
 
 Defaults: GRPO (2402.03300) with token weights and the decoupled objective. Left out: several
 optimiser steps per batch. With one step per batch p_old is p itself, so with `ratio_base = old` the
@@ -18,16 +18,17 @@ from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ludus.algorithms.algorithm import Tokens, Values
-from ludus.algorithms.credit import Credit, with_targets
+from ludus.algorithms.credit import Credit, placed, sampled_turns, with_targets
 from ludus.algorithms.filters import rescaled
 from ludus.algorithms.normalisation import whiten
 from ludus.config import AlgorithmConfig
-from ludus.config.pieces import FILTERS
+from ludus.config.pieces import KINDS
 from ludus.errors import TrainerFailed
 from ludus.types import CURRENT, Batch, Group, Sequence, Trajectory, frozen_array
 
@@ -46,7 +47,7 @@ class PolicyGradient:
         self.trains_critic = self._advantage.trains_critic
 
     def wants(self, group: Group) -> bool:
-        return not FILTERS.find(self.config.filter).replaces or bool(self._keep([self.shaped(group)]))
+        return not KINDS["filter"].find(self.config.filter).replaces or bool(self._keep([self.shaped(group)]))
 
     def shaped(self, group: Group) -> Group:
         for shape in self._shapers:
@@ -69,22 +70,26 @@ class PolicyGradient:
         estimates = list(self._estimates(kept, values))
         credits = [own for own in estimates if isinstance(own, Credit)]
         assert len(credits) in (0, len(estimates)), "a Credit for every trajectory, or for none"
-        counted = [credit.counted for credit in credits] or None
         tokens = [self._by_token(*each) for each in zip(trajectories, estimates, strict=True)]
-        sequences = self._sequences(trajectories, self._normalised(tokens, trajectories, counted), len(groups), kept)
+        if self.config.get("normalise") == "batch":
+            tokens = whiten(tokens, counted=[credit.counted for credit in credits] or None)
+        else:
+            tokens = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
+        scale = rescaled(len(kept) / max(1, len(groups)), rescale=self.config.get("filter_rescale", "none"))
+        counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
+        rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
+        sequences = tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
         return Batch(with_targets(sequences, credits) if credits else sequences, groups=kept, metrics=metrics)
 
     def _estimates(self, groups: Seq[Group], values: Values | None) -> Iterator[Any]:
         """Per trajectory, what the advantage piece returns."""
-        asked: list[np.ndarray] = []
+        asked: Iterator[np.ndarray] = iter(())
         if self.needs_values:
             assert values is not None, "this advantage needs a critic"
-            asked = values([trajectory for group in groups for trajectory in group.trajectories])
-        begin = 0
+            asked = iter(values([trajectory for group in groups for trajectory in group.trajectories]))
         for group in groups:
             size = len(group.trajectories)
-            given = {"values": asked[begin : begin + size]} if self.needs_values else {}
-            begin += size
+            given = {"values": list(islice(asked, size))} if self.needs_values else {}
             found = self._estimate(group, **given)
             if len(found) != size:
                 raise TrainerFailed(
@@ -95,10 +100,9 @@ class PolicyGradient:
 
     def _by_token(self, trajectory: Trajectory, estimate: Any) -> np.ndarray:
         """(M,) the advantage of each sampled token."""
-        turns = np.concatenate([*(s.turns[s.sampled] for s in trajectory.sequences), np.zeros(0, np.int32)])
         if isinstance(estimate, Credit):
             return estimate.advantages.astype(np.float32)
-        estimate = np.asarray(estimate)
+        turns, estimate = sampled_turns(trajectory), np.asarray(estimate)
         if not estimate.ndim:
             return np.full(len(turns), estimate, np.float32)
         per, wanted = self._advantage.per, len(turns)
@@ -111,23 +115,6 @@ class PolicyGradient:
             )
         tokens: np.ndarray = estimate if per == "token" else estimate[turns]
         return tokens.astype(np.float32)
-
-    def _normalised(
-        self, tokens: list[np.ndarray], trajectories: Seq[Trajectory], counted: list[np.ndarray] | None
-    ) -> list[np.ndarray]:
-        if self.config.get("normalise") == "batch":
-            return whiten(tokens, counted=counted)
-        normalised: list[np.ndarray] = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
-        return normalised
-
-    def _sequences(
-        self, trajectories: Seq[Trajectory], tokens: list[np.ndarray], num_groups: int, kept: Seq[Group]
-    ) -> tuple[Sequence, ...]:
-        """`tokens`: per trajectory, the advantages of its sampled tokens."""
-        counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
-        scale = rescaled(len(kept) / max(1, num_groups), rescale=self.config.get("filter_rescale", "none"))
-        rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
-        return tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
 
     def loss(self, tokens: Tokens) -> tuple[Tensor, dict[str, Tensor]]:
         kl, kl_weight = self.config.kl, self.config.get("kl_weight")
@@ -161,27 +148,18 @@ def _weighed(trajectory: Trajectory, tokens: np.ndarray, weights: Seq[float], *,
     begin = 0
     for sequence, weight in zip(trajectory.sequences, weights, strict=True):
         end = begin + sequence.num_sampled
-        advantages = np.zeros(len(sequence), dtype=np.float32)
-        advantages[sequence.sampled] = tokens[begin:end]
         if end > begin:
-            yield replace(
-                sequence,
-                advantages=frozen_array(advantages, np.float32),
-                weights=frozen_array(sequence.sampled * (weight * scale), np.float32),
-            )
+            own = frozen_array(sequence.sampled * (weight * scale), np.float32)
+            yield replace(sequence, advantages=placed(tokens[begin:end], sequence), weights=own)
         begin = end
 
 
 def _on_policy(trajectory: Trajectory) -> Trajectory:
-    """Tokens that another policy sampled become context: they are read, but neither trained nor
-    counted in a denominator."""
-    others = [turn.index for turn in trajectory.turns if turn.policy != CURRENT]
-    if not others:
+    """Tokens of other policies become context: neither trained nor counted in a denominator."""
+    if all(turn.policy == CURRENT for turn in trajectory.turns):
         return trajectory
-    masked = (
-        replace(sequence, sampled=frozen_array(sequence.sampled & ~np.isin(sequence.turns, others), np.bool_))
-        for sequence in trajectory.sequences
-    )
+    pairs = zip(trajectory.sequences, trajectory.sampled_by_current, strict=True)
+    masked = (replace(sequence, sampled=frozen_array(own, np.bool_)) for sequence, own in pairs)
     return replace(trajectory, sequences=tuple(masked))
 
 

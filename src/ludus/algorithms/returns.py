@@ -21,7 +21,7 @@ from collections.abc import Sequence as Seq
 import numpy as np
 
 from ludus.algorithms.advantages import Discounted, mean_of_others
-from ludus.algorithms.registry import advantage
+from ludus.config.pieces import advantage
 from ludus.types import Group, Trajectory
 
 
@@ -33,17 +33,13 @@ def return_to_go_advantages(group: Group, options: Discounted) -> list[np.ndarra
 
 
 def turn_rewards(trajectory: Trajectory) -> np.ndarray:
-    """(K,) the reward of each turn's action. No action earned the first observation's reward, so it
-    is left out."""
+    """(K,) the reward of each turn's action. No action earned that of the first observation."""
     return np.array([turn.observation.reward for turn in trajectory.turns], dtype=np.float64)
 
 
 def return_to_go(rewards: np.ndarray, *, discount: float) -> np.ndarray:
     """Example: rewards [0, 1], discount 0.5 -> [0.5, 1]."""
-    returns, after = np.zeros(len(rewards)), 0.0
-    for turn in reversed(range(len(rewards))):
-        returns[turn] = after = rewards[turn] + discount * after
-    return returns
+    return gae(rewards, np.zeros(len(rewards)), discount=discount, gae_lambda=1.0)
 
 
 def gae(
@@ -59,8 +55,7 @@ def gae(
 
 
 def token_rewards(rewards: Seq[float], *, sampled: np.ndarray, turns: np.ndarray) -> np.ndarray:
-    """(T,) each turn's reward on its last sampled token. A turn without sampled tokens passes its
-    reward to the turn before it."""
+    """(T,) each turn's reward on its last sampled token; without one, on the turn before it."""
     placed, carried = np.zeros(len(sampled)), 0.0
     for turn in reversed(range(len(rewards))):
         own = np.flatnonzero(sampled & (turns == turn))

@@ -1,7 +1,6 @@
-"""Rewards that the algorithm changes before it compares them. Stored trajectories keep the
-environment's rewards.
+"""Rewards that the algorithm changes before it compares them; stored trajectories keep theirs.
 
-    unfinished    R = unfinished_reward if a session ended without `done`    AgentRL (2510.04206), -0.2 there
+    unfinished    R = unfinished_reward if a session ended without `done`    AgentRL (2510.04206)
     overlong      R + penalty: 0 up to the first number of sampled tokens, then linear to -1 at the
                   second                                                     DAPO (2503.14476)
 
@@ -11,13 +10,11 @@ the penalty. Left out: DAPO's mask of overlong answers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from pydantic import model_validator
-
-from ludus.algorithms.registry import reward
 from ludus.config import Section
+from ludus.config.pieces import reward
 from ludus.types import Group, Observation, Stop, Trajectory
 
 
@@ -32,13 +29,9 @@ class OverlongOptions(Section):
     """Penalty on long sessions (DAPO): 0 up to the first number of sampled tokens, then linear to
     -1 at the second. Unset: no penalty."""
 
-    @model_validator(mode="after")
-    def _lengths_grow(self) -> OverlongOptions:
+    def problems(self) -> Iterator[str]:
         if self.overlong is not None and not 0 <= self.overlong[0] < self.overlong[1]:
-            raise ValueError(
-                f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
-            )
-        return self
+            yield f"algorithm.overlong is {list(self.overlong)}; expected two token counts, the first below the second"
 
 
 @reward("unfinished")
@@ -46,13 +39,7 @@ def unfinished(group: Group, options: UnfinishedOptions) -> Group:
     wanted = options.unfinished_reward
     if wanted is None:
         return group
-
-    def shape(trajectory: Trajectory) -> Trajectory:
-        if trajectory.stop is Stop.DONE:
-            return trajectory
-        return _with_last_reward(_without_rewards(trajectory), wanted)
-
-    return _each(group, shape)
+    return _each(group, lambda own: own if own.stop is Stop.DONE else _with_last_reward(_without_rewards(own), wanted))
 
 
 @reward("overlong")

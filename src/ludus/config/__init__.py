@@ -3,10 +3,16 @@
 from ludus.config.algorithm import AlgorithmConfig, CriticConfig
 from ludus.config.engine import EngineConfig
 from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, SandboxKind, WorkersConfig
-from ludus.config.evaluation import EvaluationConfig, StoreConfig
 from ludus.config.files import dump_config, load_config, parse_config
 from ludus.config.model import LoraConfig, ModelConfig, TeacherConfig
-from ludus.config.pipeline import CurriculumConfig, HorizonConfig, MonitorConfig, PipelineConfig
+from ludus.config.pipeline import (
+    CurriculumConfig,
+    EvaluationConfig,
+    HorizonConfig,
+    MonitorConfig,
+    PipelineConfig,
+    StoreConfig,
+)
 from ludus.config.rollout import CrossPolicyConfig, OutsideConfig, RolloutConfig
 from ludus.config.run import RunConfig
 from ludus.config.section import Section

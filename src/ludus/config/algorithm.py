@@ -89,24 +89,19 @@ class AlgorithmConfig(Section):
         if not isinstance(data, Mapping):
             return handler(data)
         assembled, data = _resolved(data)
-        if cls is not assembled:
-            return assembled.model_validate(data)
-        config = handler(data)
-        for _, piece in _chosen(config.__dict__):
-            piece.read(config.__dict__)  # runs its own validators
-        return config
+        return handler(data) if cls is assembled else assembled.model_validate(data)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> AlgorithmConfig:
+    def problems(self) -> Iterator[str]:
+        for _, piece in _chosen(self.__dict__):
+            piece.read(self.__dict__)  # runs its own validators
         if self.get("normalise") == "batch" and self.task_normalise != "none":
-            raise ValueError("algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them")
+            yield "algorithm.normalise is 'batch' with task_normalise, which would undo it; use one of them"
         for key in ("task_normalise", "kl"):
             if self.advantage_piece.in_loss and getattr(self, key) != "none":
-                raise ValueError(
+                yield (
                     f"algorithm.{key} is {getattr(self, key)!r} with advantage {self.advantage!r}, which is known in "
                     "the loss only and is a distance to the teacher already; leave it out"
                 )
-        return self
 
 
 def every_piece() -> Iterator[tuple[str, Piece]]:
@@ -131,29 +126,32 @@ def _resolved(data: Mapping[str, Any]) -> tuple[type[AlgorithmConfig], dict[str,
     chosen = list(_chosen(data))
     cls = _assembled(*(piece.options for _, piece in chosen))
     errors = [
-        _error(key, f"algorithm.{key} is required with {kind} {piece.name!r}. {field.description}", value=None)
-        for kind, piece in chosen
-        for key, field in piece.options.model_fields.items()
-        if field.is_required() and key not in data
+        InitErrorDetails(type=PydanticCustomError("option", "{text}", {"text": text}), loc=(key,), input=data.get(key))
+        for key, text in _wrong_keys(data, chosen, cls)
     ]
-    for key in sorted(data.keys() - cls.model_fields.keys()):
-        owners = [(kind, piece) for kind, piece in every_piece() if key in piece.options.model_fields]
-        if not owners:
-            known = AlgorithmConfig.fields() | cls.model_fields
-            text = f"unknown key 'algorithm.{key}'.{nearest(key, known)} Known here: {', '.join(sorted(known))}."
-            errors.append(_error(key, text, value=data[key]))
-        elif not all(_same(data[key], piece.options.model_fields[key].default) for _, piece in owners):
-            kind = owners[0][0]
-            given = data.get(kind, AlgorithmConfig.model_fields[kind].default)
-            text = f"algorithm.{key} is {data[key]!r}, but {kind} {given!r} has no such option; {kind} choices that have it: "
-            errors.append(_error(key, text + ", ".join(piece.name for _, piece in owners), value=data[key]))
     if errors:
         raise ValidationError.from_exception_data("algorithm", errors)
     return cls, {key: value for key, value in data.items() if key in cls.model_fields}
 
 
-def _error(key: str, text: str, *, value: Any) -> InitErrorDetails:
-    return InitErrorDetails(type=PydanticCustomError("option", "{text}", {"text": text}), loc=(key,), input=value)
+def _wrong_keys(
+    data: Mapping[str, Any], chosen: list[tuple[str, Piece]], cls: type[AlgorithmConfig]
+) -> Iterator[tuple[str, str]]:
+    """(key, what is wrong) for keys that are missing, unknown or of another choice."""
+    for kind, piece in chosen:
+        for key, field in piece.options.model_fields.items():
+            if field.is_required() and key not in data:
+                yield key, f"algorithm.{key} is required with {kind} {piece.name!r}. {field.description}"
+    for key in sorted(data.keys() - cls.model_fields.keys()):
+        owners = [(kind, piece) for kind, piece in every_piece() if key in piece.options.model_fields]
+        if not owners:
+            known = AlgorithmConfig.fields() | cls.model_fields
+            yield key, f"unknown key 'algorithm.{key}'.{nearest(key, known)} Known here: {', '.join(sorted(known))}."
+        elif not all(_same(data[key], piece.options.model_fields[key].default) for _, piece in owners):
+            kind, names = owners[0][0], ", ".join(piece.name for _, piece in owners)
+            given = f"{kind} {data.get(kind, AlgorithmConfig.model_fields[kind].default)!r}"
+            text = f"algorithm.{key} is {data[key]!r}, but {given} has no such option; {kind} choices that have it: "
+            yield key, text + names
 
 
 @cache
@@ -192,18 +190,12 @@ class CriticConfig(Section):
     baseline: bool = False
     """archer: subtract a learnt baseline per token, predicted from the tokens before it."""
 
-    @model_validator(mode="after")
-    def _nothing_is_ignored(self) -> CriticConfig:
-        for name, field in type(self).model_fields.items():
-            if self.kind == "none" and getattr(self, name) != field.default:
-                raise ValueError(f"critic.{name} counts only with a critic; set critic.kind, or leave it out")
-        for name in ("replay", "batch", "target_rate", "baseline"):
-            if self.kind != "archer" and getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(f"critic.{name} counts only with critic.kind 'archer'; leave it out")
+    def problems(self) -> Iterator[str]:
+        for key in self.changed(*type(self).model_fields if self.kind == "none" else ()):
+            yield f"critic.{key} counts only with a critic; set critic.kind, or leave it out"
+        for key in self.changed(*("replay", "batch", "target_rate", "baseline") if self.kind != "archer" else ()):
+            yield f"critic.{key} counts only with critic.kind 'archer'; leave it out"
         if self.clip and self.kind == "archer":
-            raise ValueError("critic.clip counts only with critic.kind 'head' or 'model'; leave it out")
+            yield "critic.clip counts only with critic.kind 'head' or 'model'; leave it out"
         if self.clip and self.steps == 1:
-            raise ValueError(
-                "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"
-            )
-        return self
+            yield "critic.clip counts only with critic.steps above 1: in the first of them no value has moved yet"

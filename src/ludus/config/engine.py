@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus import plugins
-from ludus.config.section import Section, refuse_password
+from ludus.config.section import Section, password_problem
 from ludus.errors import ConfigError
 
 KINDS = ("embedded", "server", "chat")
@@ -60,24 +60,22 @@ class EngineConfig(Section):
             )
         return cast("Callable[..., Any]", factory)
 
-    @model_validator(mode="after")
-    def _fits_kind(self) -> EngineConfig:
+    def problems(self) -> Iterator[str]:
         if self.kind not in KINDS:
             _ = self.factory  # an unknown name is refused here
-            return self
+            return
         outside = self.kind != "embedded"
-        refuse_password(self.url, key="engine.url")
+        yield from password_problem(self.url, key="engine.url")
         if outside != bool(self.url) or (self.url and not self.url.startswith(("http://", "https://"))):
-            raise ValueError(
+            yield (
                 f"engine.url is {self.url!r} with engine.kind {self.kind!r}; a url goes with kind 'server' or 'chat' "
                 "and only with them"
             )
         if self.model and not outside:
-            raise ValueError(f"engine.model is {self.model!r} with engine.kind 'embedded'; use model.name")
-        for key in ("max_cached", "memory", "max_waiting", "prefill_tokens", "deterministic", "threads"):
-            if outside and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(
-                    f"engine.{key} is {getattr(self, key)!r} with engine.kind {self.kind!r}, which decides that for "
-                    "itself; leave it out"
-                )
-        return self
+            yield f"engine.model is {self.model!r} with engine.kind 'embedded'; use model.name"
+        own = ("max_cached", "memory", "max_waiting", "prefill_tokens", "deterministic", "threads")
+        for key in self.changed(*own if outside else ()):
+            yield (
+                f"engine.{key} is {getattr(self, key)!r} with engine.kind {self.kind!r}, which decides that for "
+                "itself; leave it out"
+            )

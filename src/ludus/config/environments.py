@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus.config.section import Section
 from ludus.errors import nearest
@@ -25,29 +26,25 @@ class EnvironmentConfig(Section):
     options: dict[str, Any] = {}
     """Arguments of the environment's constructor. At a controller they must equal its workers'."""
     at: str = HERE
-    """Where sessions run: here (this process, or the pipeline.session_processes), workers (processes
+    """Where sessions run: here (this process, or pipeline.session_processes), workers (processes
     that the run starts and stops), or a controller's URL."""
     sandbox: SandboxKind = "none"
     """Least sandbox for untrusted code. An environment that declares a stronger one gets that."""
     image: str = ""
     """Container image, in place of the environment's own. Empty: the environment's own."""
 
-    @model_validator(mode="after")
-    def _place_is_known(self) -> EnvironmentConfig:
+    def problems(self) -> Iterator[str]:
         remote = self.at.startswith(("http://", "https://"))
         if self.at not in (HERE, WORKERS) and not remote:
-            raise ValueError(
+            yield (
                 f"at is {self.at!r}; expected '{HERE}', '{WORKERS}' or a controller's URL such as "
                 f"http://127.0.0.1:7100.{nearest(self.at, (HERE, WORKERS))}"
             )
         if remote and "@" in self.at:
-            raise ValueError("at holds a password, which would be stored with the run; use controller.token_file")
+            yield "at holds a password, which would be stored with the run; use controller.token_file"
         for key in ("image", "source"):
             if remote and getattr(self, key):
-                raise ValueError(
-                    f"{key} is {getattr(self, key)!r} with at {self.at!r}, whose workers have their own; leave it out"
-                )
-        return self
+                yield f"{key} is {getattr(self, key)!r} with at {self.at!r}, whose workers have their own; leave it out"
 
 
 class WorkersConfig(Section):
@@ -59,7 +56,6 @@ class WorkersConfig(Section):
 
 class ControllerConfig(Section):
     token_file: str = ""
-    """File with the access token for the controllers in environments.NAME.at. Empty: LUDUS_TOKEN,
-    if it is set."""
+    """File with the access token for controllers. Empty: LUDUS_TOKEN, if it is set."""
     wait_s: float = Field(default=300.0, gt=0)
     """Seconds that a session waits for a free slot of a worker before it fails."""

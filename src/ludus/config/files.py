@@ -88,8 +88,7 @@ def _section(data: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
 
 
 def _value(text: str, *, annotation: Any) -> Any:
-    """The text as a TOML value; the text itself if it is none or if the key expects text, as in
-    name=2024 or model.name=tiny."""
+    """As a TOML value; as it is if it is none (model.name=tiny) or text is expected (name=2024)."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -102,19 +101,21 @@ def _explain(detail: Any) -> str:
     path = [str(part) for part in detail["loc"]]
     key, kind, given = ".".join(path), detail["type"], detail["input"]
     message = str(detail["msg"]).removeprefix("Value error, ")
+    beside = _fields_of(_annotation_at(path[:-1]))
+    meaning = " ".join((beside[path[-1]].description or "").split()) if path and path[-1] in beside else ""
     if key in RENAMED:
         return f"{key} was renamed to {RENAMED[key]}"
     if kind == "extra_forbidden":
-        known = _keys_at(path[:-1])
-        return f"unknown key {key!r}.{nearest(path[-1], known)} Known here: {', '.join(known)}."
+        return f"unknown key {key!r}.{nearest(path[-1], sorted(beside))} Known here: {', '.join(sorted(beside))}."
     if kind == "option":
         return message
     if kind == "missing":
-        return f"{key} is required. {_help_at(path)}"
+        return f"{key} is required. {meaning}"
     if kind == "model_type":
-        return f"{key}: expected a section with keys {', '.join(_keys_at(path))} (got {given!r})"
+        keys = ", ".join(sorted(_fields_of(_annotation_at(path))))
+        return f"{key}: expected a section with keys {keys} (got {given!r})"
     if kind == "string_pattern_mismatch":
-        return f"{key} is {given!r}; expected another form. {_help_at(path)}"
+        return f"{key} is {given!r}; expected another form. {meaning}"
     got = "" if kind == "value_error" else f" (got {given!r})"
     near = nearest(str(given), map(str, get_args(_annotation_at(path)))) if kind == "literal_error" else ""
     named = not key or message.startswith((f"{key} ", f"{key}."))
@@ -125,22 +126,12 @@ def _annotation_at(path: Sequence[str]) -> Any:
     """The type at a dotted path of the tree; None if the tree has no such key."""
     annotation: Any = RunConfig
     for part in path:
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            field = annotation.fields().get(part)
-            annotation = field.annotation if field else None
+        if fields := _fields_of(annotation):
+            annotation = fields[part].annotation if part in fields else None
         else:  # a name inside a mapping: environments.NAME
             annotation = get_args(annotation)[1] if get_origin(annotation) is dict else None
     return annotation
 
 
-def _fields_at(path: Sequence[str]) -> dict[str, FieldInfo]:
-    section = _annotation_at(path)
-    return section.fields() if isinstance(section, type) and issubclass(section, Section) else {}
-
-
-def _keys_at(path: Sequence[str]) -> list[str]:
-    return sorted(_fields_at(path))
-
-
-def _help_at(path: Sequence[str]) -> str:
-    return " ".join((_fields_at(path[:-1])[path[-1]].description or "").split())
+def _fields_of(annotation: Any) -> dict[str, FieldInfo]:
+    return annotation.fields() if isinstance(annotation, type) and issubclass(annotation, Section) else {}

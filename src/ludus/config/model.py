@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus.config.section import Section
 
 
 class ModelConfig(Section):
     name: str = "tiny"
-    """The policy's model: a folder, a hub name, a pulled model (`ludus models list`), or `tiny`,
-    which is created from the seed."""
+    """A folder, a hub name, a pulled model (`ludus models list`), or `tiny`, made from the seed."""
     device: str = "auto"
-    """Device of engine and trainer: auto (a GPU if there is one), cpu, cuda or cuda:N. Use
-    `devices` to give them one each."""
+    """auto (a GPU if there is one), cpu, cuda or cuda:N. `devices` splits engine and trainer."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights. auto: bfloat16 on a GPU with compute capability 8 or higher,
-    float32 elsewhere."""
+    """Of the weights. auto: bfloat16 on a GPU of compute capability 8 or more, else float32."""
     chat_template: str = ""
     """Path of a Jinja file that replaces the model's chat template. Empty: the model's own."""
     tool_format: Literal["auto", "hermes", "llama3", "smollm2", "json"] = "auto"
@@ -34,17 +32,14 @@ class LoraConfig(Section):
     targets: tuple[str, ...] = ()
     """Names of the linear layers that get an adapter, such as q_proj. Empty: all in the decoder."""
 
-    @model_validator(mode="after")
-    def _has_adapters(self) -> LoraConfig:
+    def problems(self) -> Iterator[str]:
         if not self.rank and (self.alpha or self.targets):
-            raise ValueError(
+            yield (
                 f"lora.rank is 0, so there are no adapters, but lora.alpha is {self.alpha} and lora.targets "
                 f"{list(self.targets)}; set a rank, such as 16, or leave them out"
             )
-        return self
 
 
 class TeacherConfig(Section):
     model: str = ""
-    """Teacher of algorithm.advantage = "teacher": a folder, a pulled model or a hub name, with the
-    policy's tokenizer."""
+    """For advantage "teacher": a folder, pulled model or hub name with the policy's tokenizer."""

@@ -19,6 +19,7 @@ from ludus.errors import ConfigError, describe
 from ludus.plugins import Registry
 
 P = TypeVar("P", bound="Piece")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +65,12 @@ class Filter(Piece):
     """The loop plays another group in place of one that the filter drops."""
 
 
-CALLED = {"advantage": "group", "rewards": "group", "filter": "groups", "loss": "tokens"}
-"""The first argument of a piece from outside."""
-
-
-def make_piece(kind: str, type_: type[P], name: str, function: Any) -> P:
-    """A piece from a function and the traits that a decorator of `algorithms.registry` set."""
+def _made(kind: str, type_: type[P], first: str, name: str, function: Any) -> P:
+    """A piece from a function and the traits that its decorator set."""
     traits = getattr(function, "__ludus_traits__", {})
     what = f"algorithm.{kind} {name!r}"
-    if kind in CALLED:
-        _check_call(function, [CALLED[kind], "options", *(["values"] if traits.get("critics") else [])], what=what)
+    if first:
+        _check_call(function, [first, "options", *(["values"] if traits.get("critics") else [])], what=what)
     return type_(name, function, _options_of(function, what), **traits)
 
 
@@ -98,20 +95,40 @@ def _options_of(function: Callable[..., Any], what: str) -> type[BaseModel]:
     return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Section
 
 
-def _registry(kind: str, type_: type[P], group: str = "") -> Registry[P]:
-    return Registry(f"algorithm.{kind}", make=partial(make_piece, kind, type_), home="ludus.algorithms", group=group)
+def _registry(kind: str, type_: type[P], first: str = "", *, group: str = "") -> Registry[P]:
+    """With `group` for pieces from outside, whose first argument is named `first`."""
+    make = partial(_made, kind, type_, first)
+    return Registry(f"algorithm.{kind}", make=make, home="ludus.algorithms", group=group)
 
 
-ADVANTAGES = _registry("advantage", Advantage, "ludus.advantages")
-FILTERS = _registry("filter", Filter, "ludus.filters")
+ADVANTAGES = _registry("advantage", Advantage, "group", group="ludus.advantages")
 KINDS: dict[str, Registry[Any]] = {
     "advantage": ADVANTAGES,
-    "rewards": _registry("rewards", Piece, "ludus.rewards"),
-    "filter": FILTERS,
+    "rewards": _registry("rewards", Piece, "group", group="ludus.rewards"),
+    "filter": _registry("filter", Filter, "groups", group="ludus.filters"),
     "task_normalise": _registry("task_normalise", Piece),
     "aggregate": _registry("aggregate", Piece),
-    "loss": _registry("loss", Piece, "ludus.losses"),
+    "loss": _registry("loss", Piece, "tokens", group="ludus.losses"),
     "ratio_base": _registry("ratio_base", Piece),
     "kl": _registry("kl", Piece),
 }
 """By the key that chooses a piece."""
+
+
+def piece(kind: str, name: str = "", **traits: Any) -> Callable[[F], F]:
+    """Makes a function a piece. `traits`: fields of `Advantage` or `Filter`. Without a name, a run
+    file names it by its import path."""
+
+    def register(function: F) -> F:
+        function.__ludus_traits__ = traits  # type: ignore[attr-defined]
+        if name:
+            KINDS[kind].add(name, function)
+        return function
+
+    return register
+
+
+advantage = partial(piece, "advantage")
+loss = partial(piece, "loss")
+group_filter = partial(piece, "filter")
+reward = partial(piece, "rewards")

@@ -1,12 +1,12 @@
-"""[pipeline], [curriculum], [horizons.NAME] and [monitor]: the training loop and its order of
-tasks."""
+"""[pipeline], [curriculum], [horizons.NAME], [monitor], [evaluation] and [store]: the loop of
+training, its order of tasks, and what it measures and writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ludus import plugins
 from ludus.config.section import Section
@@ -49,8 +49,7 @@ class CurriculumConfig(Section):
     rank_temperature: float = Field(default=1.0, gt=0)
     """replay: a task's chance is proportional to rank^(-1 / temperature). Smaller is greedier."""
     staleness_share: float = Field(default=0.1, gt=0, le=1)
-    """replay: share of the chances that goes by the time since a task was last played, so that
-    every task is revisited."""
+    """replay: share of the chances that goes by the time since a task was last played."""
     mix: Literal["weights", "tokens", "success"] = "weights"
     """What the environments share in proportion to their weights. weights: groups. tokens: trained
     tokens. success: groups, with more for environments that are neither solved nor hopeless."""
@@ -63,13 +62,11 @@ class CurriculumConfig(Section):
         found = plugins.find(self.tasks, key="curriculum.tasks", known=CURRICULA, group="ludus.curricula")
         return cast("Callable[..., Any]", found)
 
-    @model_validator(mode="after")
-    def _only_replay_has_scores(self) -> CurriculumConfig:
+    def problems(self) -> Iterator[str]:
         _ = self.factory  # an unknown name is refused here
-        for key in ("score", "fresh", "rank_temperature", "staleness_share"):
-            if self.tasks != "replay" and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out")
-        return self
+        scores = ("score", "fresh", "rank_temperature", "staleness_share")
+        for key in self.changed(*scores if self.tasks != "replay" else ()):
+            yield f"curriculum.{key} counts only with curriculum.tasks 'replay'; leave it out"
 
 
 class HorizonConfig(Section):
@@ -82,17 +79,13 @@ class HorizonConfig(Section):
     window: int = Field(default=64, gt=0)
     """Trajectories over which `success` is measured."""
 
-    @model_validator(mode="after")
-    def _has_one_rule(self) -> HorizonConfig:
+    def problems(self) -> Iterator[str]:
         if min(self.turns) < 1:
-            raise ValueError(f"turns is {self.turns}; expected limits of at least 1")
+            yield f"turns is {self.turns}; expected limits of at least 1"
         if bool(self.every) == (self.success is not None):
-            raise ValueError(
-                "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
-            )
+            yield "a horizon needs `every` (steps per limit) or `success` (share that succeeds), and one of them only"
         if self.every and self.window != 64:
-            raise ValueError("window counts only with `success`; leave it out")
-        return self
+            yield "window counts only with `success`; leave it out"
 
 
 class MonitorConfig(Section):
@@ -106,3 +99,31 @@ class MonitorConfig(Section):
     their start, or the gradient norm above four times this multiple."""
     stop: int = Field(default=0, ge=0)
     """Signs at once in one environment that end the run, with a checkpoint. 0: warn only."""
+
+
+class EvaluationConfig(Section):
+    every: int = Field(default=0, ge=0)
+    """Optimiser steps between evaluations on held-out tasks, beside training. 0: no evaluation."""
+    split: str = "test"
+    """Split of the held-out tasks."""
+    num_tasks: int = Field(default=64, gt=0)
+    """Tasks per environment."""
+    attempts: int = Field(default=1, gt=0)
+    """Attempts per task."""
+    temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature. 0 is greedy."""
+
+
+class StoreConfig(Section):
+    folder: str = "runs"
+    """Folder that holds the run folders."""
+    checkpoint_every: int = Field(default=50, ge=0)
+    """Optimiser steps between checkpoints. 0: only at the end and on Ctrl-C."""
+    keep_checkpoints: int = Field(default=2, gt=0)
+    """Number of checkpoints to keep."""
+    trajectories: bool = True
+    """Store every trajectory."""
+    tensorboard: bool = True
+    """Write metrics for TensorBoard too."""
+    trackers: list[str] = []
+    """More trackers: import paths such as my_module:MyTracker or entry points of ludus.trackers."""

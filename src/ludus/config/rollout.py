@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from ludus.config.section import Section, refuse_password
+from ludus.config.section import Section, password_problem
 
 
 class RolloutConfig(Section):
@@ -17,8 +18,7 @@ class RolloutConfig(Section):
     retries: int = Field(default=1, ge=0)
     """How often a failed attempt is restarted before it is left out."""
     max_turns: int = Field(default=16, gt=0)
-    """Turns of a session. At the limit the session ends as max_turns. An environment's own
-    max_turns takes precedence."""
+    """Turns of a session. At the limit it ends as max_turns. An environment may have its own."""
     max_turn_tokens: int = Field(default=64, gt=0)
     """Sampled tokens of a turn. At the limit the session ends as max_turn_tokens."""
     max_tokens: int = Field(default=1024, gt=0)
@@ -41,16 +41,13 @@ class OutsideConfig(Section):
     chance: float = Field(gt=0, lt=1)
     """Chance that this model samples a turn (or a session: see `draw`)."""
     kind: Literal["chat", "server"] = "chat"
-    """chat: returns text, which is encoded with the policy's tokenizer and has no logprobs, so it
-    can only be masked. server: has the policy's tokenizer and returns token ids and logprobs, which
-    may be trained on."""
+    """chat: text without logprobs, encoded with the policy's tokenizer: it can only be masked.
+    server: token ids of the policy's tokenizer and logprobs, which may be trained on."""
     model: str = ""
     """Which of the endpoint's models to use. Empty: the only one it serves."""
 
-    @model_validator(mode="after")
-    def _holds_no_secret(self) -> OutsideConfig:
-        refuse_password(self.url, key="url")
-        return self
+    def problems(self) -> Iterator[str]:
+        return password_problem(self.url, key="url")
 
 
 OWN_NAMES = ("current", "stale", "reference", "evaluation", "solver")
@@ -79,33 +76,21 @@ class CrossPolicyConfig(Section):
         ours = {name: chance for name, chance in (("stale", self.stale), ("reference", self.reference)) if chance}
         return ours | {name: outside.chance for name, outside in self.outside.items()}
 
-    @property
-    def in_words(self) -> list[str]:
-        """The outside models that return text without logprobs."""
-        return [name for name, outside in self.outside.items() if outside.kind == "chat"]
-
-    @model_validator(mode="after")
-    def _another_policy_samples(self) -> CrossPolicyConfig:
+    def problems(self) -> Iterator[str]:
         if sum(self.others.values()) >= 1:
-            raise ValueError(f"cross_policy has chances {self.others}, which leave no turn to the current policy")
+            yield f"cross_policy has chances {self.others}, which leave no turn to the current policy"
         if not self.stale and self.stale_every != 25:
-            raise ValueError("cross_policy.stale_every counts only with cross_policy.stale; leave it out")
-        for key, off in (("draw", "turn"), ("schedule", [])):
-            if not self.others and getattr(self, key) != off:
-                raise ValueError(
-                    f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or "
-                    "cross_policy.outside; leave it out"
-                )
+            yield "cross_policy.stale_every counts only with cross_policy.stale; leave it out"
+        for key in self.changed(*(() if self.others else ("draw", "schedule"))):
+            yield (
+                f"cross_policy.{key} counts only with cross_policy.stale, cross_policy.reference or "
+                "cross_policy.outside; leave it out"
+            )
         if taken := set(self.outside) & set(OWN_NAMES):
-            raise ValueError(f"cross_policy.outside.{min(taken)} has the name of a policy of the run; rename it")
-        return self
-
-    @model_validator(mode="after")
-    def _points_are_in_order(self) -> CrossPolicyConfig:
+            yield f"cross_policy.outside.{min(taken)} has the name of a policy of the run; rename it"
         steps = [step for step, _ in self.schedule]
         if steps != sorted(set(steps)) or any(step < 0 or not 0 <= part <= 1 for step, part in self.schedule):
-            raise ValueError(
+            yield (
                 f"cross_policy.schedule is {[list(point) for point in self.schedule]}; expected points [step, factor] "
                 "with growing steps from 0 on and factors from 0 to 1"
             )
-        return self

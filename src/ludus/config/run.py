@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny
 
 from ludus.config.algorithm import AlgorithmConfig, CriticConfig
 from ludus.config.engine import EngineConfig
 from ludus.config.environments import HERE, WORKERS, ControllerConfig, EnvironmentConfig, WorkersConfig
-from ludus.config.evaluation import EvaluationConfig, StoreConfig
 from ludus.config.model import LoraConfig, ModelConfig, TeacherConfig
-from ludus.config.pipeline import CurriculumConfig, HorizonConfig, MonitorConfig, PipelineConfig
+from ludus.config.pipeline import (
+    CurriculumConfig,
+    EvaluationConfig,
+    HorizonConfig,
+    MonitorConfig,
+    PipelineConfig,
+    StoreConfig,
+)
 from ludus.config.rollout import CrossPolicyConfig, RolloutConfig
 from ludus.config.section import Section
 from ludus.config.trainer import EvolveConfig, SftConfig, TrainerConfig
@@ -51,136 +58,112 @@ class RunConfig(Section):
     def folder(self) -> Path:
         return Path(self.store.folder) / self.name
 
-    @model_validator(mode="after")
-    def _groups_can_be_complete(self) -> RunConfig:
+    def problems(self) -> Iterator[str]:
+        policies, critic, teacher = self._policy_problems(), self._critic_problems(), self._teacher_problems()
+        return chain(self._basic_problems(), policies, critic, teacher, self._place_problems())
+
+    def _basic_problems(self) -> Iterator[str]:
         rollout, advantage = self.rollout, self.algorithm.advantage
         if rollout.min_group_size > rollout.group_size:
-            raise ValueError(
+            yield (
                 f"rollout.min_group_size is {rollout.min_group_size}, above rollout.group_size {rollout.group_size}; "
                 "no group could ever be complete"
             )
         if rollout.group_size < 2 and self.algorithm.advantage_piece.compares:
-            raise ValueError(
+            yield (
                 f"rollout.group_size is 1 with algorithm.advantage {advantage!r}, which compares attempts with each "
                 "other; use at least 2, or advantage 'reward' or 'return_to_go'"
             )
         if unknown := self.horizons.keys() - self.environments.keys():
-            raise ValueError(
-                f"horizons.{min(unknown)} names no environment of this run; known: {', '.join(self.environments)}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _devices_are_named_once(self) -> RunConfig:
+            yield f"horizons.{min(unknown)} names no environment of this run; known: {', '.join(self.environments)}"
         if self.devices and self.model.device != "auto":
-            raise ValueError(
-                f"devices is {list(self.devices)} and model.device {self.model.device!r}; leave one of them out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _chat_engine_has_its_own_tokenizer(self) -> RunConfig:
+            yield f"devices is {list(self.devices)} and model.device {self.model.device!r}; leave one of them out"
         if self.engine.kind == "chat" and self.model != ModelConfig():
-            raise ValueError(
+            yield (
                 f"model is set (name {self.model.name!r}) with engine.kind 'chat', which has its own tokenizer and "
                 "template; leave the section out, or use kind 'server' if the endpoint returns token ids"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _off_policy_tokens_are_corrected(self) -> RunConfig:
+    def _policy_problems(self) -> Iterator[str]:
         algorithm, others = self.algorithm, self.cross_policy.others
         behaviour, masked = algorithm.ratio_base == "behaviour", algorithm.off_policy == "mask"
         if others and not (behaviour or masked or algorithm.get("importance_cap")):
-            raise ValueError(
+            yield (
                 "cross_policy: other policies' tokens would be trained without a correction for the policy that "
                 "sampled them; set algorithm.importance_cap, ratio_base 'behaviour', or off_policy 'mask'"
             )
         if masked and not others:
-            raise ValueError(
-                "algorithm.off_policy is 'mask', but only the current policy samples; set cross_policy.stale too"
-            )
-        if not masked and (names := self.cross_policy.in_words):
-            raise ValueError(
-                f"algorithm.off_policy is 'train', but cross_policy.outside.{names[0]} returns text without logprobs, "
+            yield "algorithm.off_policy is 'mask', but only the current policy samples; set cross_policy.stale too"
+        chats, servers = (
+            [name for name, outside in self.cross_policy.outside.items() if outside.kind == kind]
+            for kind in ("chat", "server")
+        )
+        if chats and not masked:
+            yield (
+                f"algorithm.off_policy is 'train', but cross_policy.outside.{chats[0]} returns text without logprobs, "
                 "so it cannot be the behaviour policy of a ratio; set algorithm.off_policy = 'mask', or its kind = "
                 "'server' if it returns token ids and logprobs"
             )
-        servers = [name for name, outside in self.cross_policy.outside.items() if outside.kind == "server"]
         if servers and self.rollout.temperature != 1.0:
-            raise ValueError(
+            yield (
                 f"cross_policy.outside.{servers[0]} has kind 'server', which reports the logprobs of temperature 1, "
                 f"but rollout.temperature is {self.rollout.temperature:g}; set it to 1, or kind = 'chat' with "
                 "algorithm.off_policy = 'mask'"
             )
         off_policy = self.pipeline.max_staleness > 0 or (bool(others) and not masked)
         if algorithm.loss == "reinforce" and behaviour and off_policy:
-            raise ValueError(
+            yield (
                 "algorithm.loss 'reinforce' with ratio_base 'behaviour' is unclipped importance sampling, which "
                 "collapses on stale tokens; with pipeline.max_staleness above 0 use loss 'clip' or 'cispo', or "
                 "ratio_base 'old' with an importance_cap"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _critic_is_there_and_used(self) -> RunConfig:
+    def _critic_problems(self) -> Iterator[str]:
         advantage, kind = self.algorithm.advantage, self.critic.kind
         fitting = self.algorithm.advantage_piece.critics
         if kind != "none" and not fitting:
-            raise ValueError(f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out")
+            yield f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks none; leave it out"
         if kind == "none" and fitting:
-            raise ValueError(
+            yield (
                 f"algorithm.advantage is {advantage!r}, which needs a critic, and there is none; set critic.kind to "
                 f"{' or '.join(fitting)}"
             )
         if fitting and kind not in fitting:
-            raise ValueError(
-                f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks another: {' or '.join(fitting)}"
-            )
+            yield f"critic.kind is {kind!r}, but algorithm.advantage {advantage!r} asks another: {' or '.join(fitting)}"
         if self.curriculum.score == "positive_value_loss" and kind not in ("head", "model"):
-            raise ValueError(
+            yield (
                 f"curriculum.score is 'positive_value_loss', which is a critic's, and critic.kind is {kind!r}; set it "
                 "to head or model with an advantage that asks one, or use score 'advantage'"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _teacher_is_there_and_used(self) -> RunConfig:
+    def _teacher_problems(self) -> Iterator[str]:
         algorithm = self.algorithm
         if (algorithm.advantage == "teacher") != bool(self.teacher.model):
-            raise ValueError(
+            yield (
                 f"teacher.model is {self.teacher.model!r} with algorithm.advantage {algorithm.advantage!r}; a teacher "
                 "goes with advantage 'teacher' and only with it"
             )
         for key in ("unfinished_reward", "overlong"):
             if self.teacher.model and algorithm.get(key) is not None:
-                raise ValueError(
+                yield (
                     f"algorithm.{key} shapes the reward, but with advantage 'teacher' the teacher judges alone and "
                     "rewards are not trained on; leave it out"
                 )
-        return self
 
-    @model_validator(mode="after")
-    def _places_are_used(self) -> RunConfig:
+    def _place_problems(self) -> Iterator[str]:
         places = {section.at for section in self.environments.values()}
         if self.workers != WorkersConfig() and WORKERS not in places:
-            raise ValueError(
-                f"workers is set, but no environment runs there; give one at = '{WORKERS}', or leave it out"
-            )
+            yield f"workers is set, but no environment runs there; give one at = '{WORKERS}', or leave it out"
         if self.controller != ControllerConfig() and places <= {HERE}:
-            raise ValueError(
-                "controller is set, but all environments run in this process; give one another `at`, or leave it out"
-            )
+            yield "controller is set, but all environments run in this process; give one another `at`, or leave it out"
         if self.controller.token_file and places <= {HERE, WORKERS}:
-            raise ValueError(
+            yield (
                 f"controller.token_file is {self.controller.token_file!r}, but no environment is at a controller's URL, "
                 "and the run's own workers have a token of their own; leave it out"
             )
-        return self
 
     def only(self, names: Collection[str]) -> RunConfig:
-        """The run with these environments alone, and without sections that only the others used, so
-        that it reads back."""
+        """The run with these environments alone, without sections that only the others used."""
         kept = {name: section for name, section in self.environments.items() if name in names}
         places = {section.at for section in kept.values()}
         workers = self.workers if WORKERS in places else WorkersConfig()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from collections.abc import Iterator
+from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
 
@@ -18,6 +19,20 @@ class Section(BaseModel):
         """Every key that a run file may have here."""
         return cls.model_fields
 
+    def problems(self) -> Iterator[str]:
+        """What is wrong between keys. A section with a problem is refused with the first one."""
+        return iter(())
+
+    def changed(self, *keys: str) -> Iterator[str]:
+        """Those of the keys that do not have their default."""
+        return (key for key in keys if getattr(self, key) != type(self).model_fields[key].default)
+
+    @model_validator(mode="after")
+    def _has_no_problem(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
+
     @field_validator("*", mode="before")
     @classmethod
     def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
@@ -28,7 +43,7 @@ class Section(BaseModel):
         return value
 
 
-def refuse_password(url: str, *, key: str) -> None:
+def password_problem(url: str, *, key: str) -> Iterator[str]:
     """A URL is stored with the run and appears in messages, so it must not hold a secret."""
     if "@" in url.partition("://")[2].partition("/")[0]:
-        raise ValueError(f"{key} holds a password, which would be stored with the run; set LUDUS_API_KEY instead")
+        yield f"{key} holds a password, which would be stored with the run; set LUDUS_API_KEY instead"

@@ -27,8 +27,7 @@ class TrainerConfig(Section):
     CPU; on a GPU it is measured from free memory in the first step. If memory runs out, the step
     continues with half as many."""
     checkpoint_activations: bool = False
-    """Store only each layer's input and recompute the rest in the backward pass: a third more work
-    for a fraction of the memory."""
+    """Store only each layer's input and recompute the rest: a third more work, far less memory."""
     compile: bool | None = None
     """Compile the decoder's layers with torch.compile, which takes a minute at the start. Unset: on
     a GPU, for architectures without kernels of ours."""

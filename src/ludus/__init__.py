@@ -1,3 +1,6 @@
-"""Ludus trains language-model agents with reinforcement learning. The public surface for environment authors is `ludus.environments`."""
+"""Ludus trains language-model agents with reinforcement learning.
+
+Environment authors import `ludus.environments`.
+"""
 
 __version__ = "0.1.0"

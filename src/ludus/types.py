@@ -96,7 +96,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`tools` replaces the tools on offer; None keeps them. `invalid`: the action was impossible."""
+    """`tools` replaces the tools on offer; None keeps them. `invalid`: the action failed."""
 
     messages: tuple[Message, ...] = ()
     tools: tuple[Tool, ...] | None = None

@@ -68,18 +68,18 @@ class PolicyGradient:
             metrics |= self._advantage.metrics(kept)
         trajectories = [trajectory for group in kept for trajectory in group.trajectories]
         estimates = list(self._estimates(kept, values))
-        credits = [own for own in estimates if isinstance(own, Credit)]
-        assert len(credits) in (0, len(estimates)), "a Credit for every trajectory, or for none"
+        given = [own for own in estimates if isinstance(own, Credit)]
+        assert len(given) in (0, len(estimates)), "a Credit for every trajectory, or for none"
         tokens = [self._by_token(*each) for each in zip(trajectories, estimates, strict=True)]
         if self.config.get("normalise") == "batch":
-            tokens = whiten(tokens, counted=[credit.counted for credit in credits] or None)
+            tokens = whiten(tokens, counted=[credit.counted for credit in given] or None)
         else:
             tokens = self._normalise_by_task(tokens, [t.task.environment for t in trajectories])
         scale = rescaled(len(kept) / max(1, len(groups)), rescale=self.config.get("filter_rescale", "none"))
         counts = [[sequence.num_sampled for sequence in trajectory.sequences] for trajectory in trajectories]
         rows = zip(trajectories, tokens, self._weigh(counts), strict=True)
         sequences = tuple(sequence for row in rows for sequence in _weighed(*row, scale=scale))
-        return Batch(with_targets(sequences, credits) if credits else sequences, groups=kept, metrics=metrics)
+        return Batch(with_targets(sequences, given) if given else sequences, groups=kept, metrics=metrics)
 
     def _estimates(self, groups: Seq[Group], values: Values | None) -> Iterator[Any]:
         """Per trajectory, what the advantage piece returns."""

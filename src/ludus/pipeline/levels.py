@@ -73,8 +73,8 @@ def replay_chances(
 
 
 class Curriculum(Protocol):
-    """Chooses the tasks of one environment. Made as Curriculum(tasks, config=..., seed=...). Choices
-    depend on the seed and on these calls alone, so that a resumed run makes the same."""
+    """Chooses the tasks of one environment. Made as Curriculum(tasks, config=..., seed=...).
+    Choices depend on the seed and on these calls alone, so that a resumed run makes the same."""
 
     def choose(self, *, count: int, index: int) -> Task:
         """`count`: draws of this environment so far; `index`: draws of all."""

@@ -110,7 +110,7 @@ class Archer:
 
     @torch.no_grad()
     def _features(self, trajectories: Seq[Trajectory]) -> list[tuple[Tensor, Tensor]]:
-        """Return, by trajectory, hidden states before sampled tokens, and embeddings (M, hidden)."""
+        """Return, by trajectory, hidden states before sampled tokens and embeddings (M, hidden)."""
         sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
         nothing = torch.zeros(0, self.replay.states.shape[1], device=self._encoder.device)
         hidden = by_sequence(sequences, self._hidden, budget=self._budget)

@@ -264,7 +264,7 @@ def test_two_sessions_never_share_an_instance_even_where_the_server_gives_it_twi
     async def session_of(host, environment, task, together):
         session = await host.open(environment, task, seed=0)
         await session.start()
-        instance = session._session._instance
+        instance = session.authored._instance
         assert instance not in together
         together.add(instance)
         await asyncio.sleep(0.01)

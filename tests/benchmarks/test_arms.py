@@ -97,7 +97,7 @@ WORLDS = [("Learnt", "learning.py"), ("Anywhere", "learning.py"), ("Loud", "mult
 @pytest.mark.parametrize(("name", "file"), WORLDS)
 def test_the_worlds_of_the_benchmarks_are_sound(name, file, arms):
     report = check(make(name.lower(), source=f"{BENCHMARKS / file}:{name}"))
-    assert not [finding for finding in report.findings if finding.level == "error"], str(report)
+    assert not [finding for finding in report.findings if finding.severity == "error"], str(report)
 
 
 @pytest.mark.parametrize(("known", "ends"), [((1.0,) * 4, "treasure"), ((0.0,) * 4, "coin")])

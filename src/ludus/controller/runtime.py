@@ -58,21 +58,28 @@ def not_found(what: str, name: str, known: Iterable[str]) -> str:
     return f"{what}.{nearest(name, names)} Known: {', '.join(names) or 'none'}."
 
 
-@asynccontextmanager
-async def within(limit_s: float, late: Callable[[], Exception], *, clocks: Clocks | None = None) -> AsyncIterator[None]:
+class within:  # noqa: N801
     """Like asyncio.timeout, but raises the error that `late` returns. Its clock is in `clocks`
-    until it ends, so that `expire` can end it early."""
-    clock, clocks = asyncio.timeout(limit_s), set() if clocks is None else clocks
-    clocks.add(clock)
-    try:
-        async with clock:
-            yield
-    except TimeoutError:
-        if not clock.expired():
-            raise
-        raise late() from None
-    finally:
-        clocks.discard(clock)
+    until it ends, so that `expire` can end it early. A class, because every turn of every session
+    comes through here and an async generator costs several times as much."""
+
+    __slots__ = ("_clock", "_clocks", "_late")
+
+    def __init__(self, limit_s: float, late: Callable[[], Exception], *, clocks: Clocks | None = None) -> None:
+        self._clock, self._late = asyncio.timeout(limit_s), late
+        self._clocks = set() if clocks is None else clocks
+
+    async def __aenter__(self) -> None:
+        self._clocks.add(self._clock)
+        await self._clock.__aenter__()
+
+    async def __aexit__(self, *error: Any) -> None:
+        try:
+            await self._clock.__aexit__(*error)
+        except TimeoutError:
+            raise self._late() from None
+        finally:
+            self._clocks.discard(self._clock)
 
 
 @asynccontextmanager
